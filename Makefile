@@ -116,7 +116,7 @@ $(VENV)/.datasets-installed: $(INSTALLED)
 
 .PHONY: test-datasets
 test-datasets: $(VENV)/.datasets-installed ## Run the tests that read data sets with Hugging Face datasets and TRL
-	$(BIN)/python -m pytest -m "datasets and not slow" tests/envsdk/data_sets/test_atif.py \
+	$(BIN)/python -m pytest -m "datasets and not slow" tests/envsdk/rollouts/data_sets/test_atif.py \
 		tests/system/test_load_dataset.py tests/system/test_results_frames.py tests/system/test_trl.py
 
 BROWSER := playwright==1.65.2 greenlet==3.5.6
@@ -135,7 +135,7 @@ test-browser: $(VENV)/.browser-installed ## Run the tests that look at the viewe
 .PHONY: test-podman
 test-podman: install ## Run the tests of real containers with podman; no image is downloaded
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
-	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
+	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
 
 .PHONY: test-soak
 test-soak: install ## Forty faults on real runs, then an audit of what is on disk: some ten minutes on two cores
@@ -158,7 +158,7 @@ test-cluster: install ## Run the tests on a Ray cluster of several nodes, in net
 .PHONY: test-docker
 test-docker: install ## Run the tests of real containers with docker; no image is downloaded
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }
-	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/sandbox
+	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
 pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist $(3) --junitxml build/times/$(2).xml || { [ $$? = 1 ] && \
@@ -213,8 +213,8 @@ TRANSFORMERS ?= 5.17.0
 VERSIONS_PYTHON ?= python3.12
 VERSIONS_VENV := .venv-versions
 VERSIONS_TESTS := tests/benchmarks/test_gpu_benchmark.py tests/envs/test_frozen_lake.py tests/envs/test_sokoban.py \
-	tests/envsdk/algorithms tests/envsdk/inference/test_embedded.py tests/envsdk/inference/test_embedded_guide.py \
-	tests/envsdk/inference/test_sampling.py tests/envsdk/test_turn_env.py tests/envsdk/test_without_ray.py tests/trainers
+	tests/envsdk/algorithms tests/envsdk/engines/test_embedded.py tests/envsdk/engines/test_embedded_guide.py \
+	tests/envsdk/engines/test_sampling.py tests/envsdk/contracts/test_turn_env.py tests/envsdk/test_without_ray.py tests/trainers
 
 .PHONY: test-versions
 test-versions: ## What samples and learns, in a fresh environment: VERSIONS_PYTHON=python3.13 TORCH=2.12.1 TRANSFORMERS=5.19.0

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from envsdk.base.store.trajectories import write_trajectories
 from envsdk.buffer import tables
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
 from envsdk.buffer.payload import from_all_bytes, pack, pack_all
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.store.trajectories import write_trajectories
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.contracts.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 
 GROUP_SIZE = 8
 GROUPS_PER_BATCH = 64

@@ -29,9 +29,9 @@ import ray
 from orchestration import actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.env import AsyncTextEnv, EnvSpec, Info, Isolation
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
+from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Info, Isolation
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime

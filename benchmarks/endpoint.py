@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 TOKEN = "benchmark-of-the-endpoint"
 NUM_TURNS = 10

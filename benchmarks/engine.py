@@ -34,9 +34,9 @@ import numpy as np
 import torch
 import transformers
 
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest
-from envsdk.inference.sampling import SamplingParams
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
 
 PROMPT_TOKENS, NEW_TOKENS, VOCAB_SIZE = 32, 64, 512
 GOALS = {1: 2.5, 8: 2.5, 32: 1.7, 128: 1.7}
@@ -234,7 +234,7 @@ async def behave(name: str, engine: Engine, model: Any) -> Behavior:
 async def start_vllm(folder: str, vllm: str) -> Engine | None:
     if not vllm:
         return None
-    from envsdk.inference.vllm.engine import VLLMEngine
+    from envsdk.engines.vllm.engine import VLLMEngine
 
     engine = VLLMEngine.create(
         EngineConfig(

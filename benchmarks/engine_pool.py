@@ -35,15 +35,15 @@ import psutil
 import ray
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.inference.engine_host import EngineHost, RayLink
-from envsdk.inference.engine_pool import PoolConfig
-from envsdk.inference.proxy import InferenceProxy
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationResult
+from envsdk.engines.engine_host import EngineHost, RayLink
+from envsdk.engines.engine_pool import PoolConfig
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.pipeline.engine_group import EngineGroup, EngineGroupSpec
-from envsdk.pipeline.trainer_group import TrainerGroup
-from envsdk.trajectory import FinishReason
+from envsdk.runs.engine_group import EngineGroup, EngineGroupSpec
+from envsdk.runs.trainer_group import TrainerGroup
 from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 NUM_ENGINES = 4

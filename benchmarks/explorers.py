@@ -29,8 +29,8 @@ from envsdk.buffer.contract import Role
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import groups
 from envsdk.config import load_config
-from envsdk.job.membership import buffer_path, terms_of
-from envsdk.pipeline.run_origin import initial_model
+from envsdk.explorers.membership import buffer_path, terms_of
+from envsdk.runs.run_origin import initial_model
 from envsdk.weights.versions import write_version
 
 OVERRIDES = [

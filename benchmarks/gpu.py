@@ -111,7 +111,7 @@ def measured(part: Part, bench: Bench, seconds: float) -> Result:
     except Skipped as reason:
         result.skipped = str(reason)
     except ModuleNotFoundError as error:
-        from envsdk.settings.extras import missing_package
+        from envsdk.base.settings.extras import missing_package
 
         if (reason := missing_package(error)) is None:
             result.error = traceback.format_exc()

@@ -31,8 +31,8 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.algorithms.loss_settings import POLICY_LOSSES
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss
-from envsdk.plugins import plugin_names
-from envsdk.trainer import TrainBatch
+from envsdk.base.plugins import plugin_names
+from envsdk.contracts.trainer import TrainBatch
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import MicroBatch, pack

@@ -42,19 +42,19 @@ import numpy as np
 import psutil
 import ray
 
-from envsdk import run_limits
 from envsdk.config.ray_models import RayArgs
-from envsdk.env import EnvSpec, Info, TextEnv
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts import run_limits
+from envsdk.contracts.env import EnvSpec, Info, TextEnv
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from envsdk.weights.transports import Transport, can_share_memory
 from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer, update_engines
 

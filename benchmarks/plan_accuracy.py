@@ -2,7 +2,7 @@
 
     python benchmarks/plan_accuracy.py [--json FILE] [--only mock|embedded] [--num-steps 24]
 
-Each family of configurations has one run that is measured, from which `envsdk.planning.measured` takes
+Each family of configurations has one run that is measured, from which `envsdk.view.planning.measured` takes
 episodes, reply times, training times and weight updates. The others are predicted from it: other values of
 alpha, of the group size, of the redundancy and of the number of replies per engine. How long a mock engine's
 reply takes is stated, not measured.
@@ -35,20 +35,20 @@ import ray
 from orchestration import actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.env import EnvSpec, Info, TextEnv
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.mock import LognormalLatency
+from envsdk.contracts.env import EnvSpec, Info, TextEnv
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.mock import LognormalLatency
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.planning.candidates import Candidate, Plan
-from envsdk.planning.measured import FIRST_STEPS, measured, read_measured
-from envsdk.planning.simulation import simulate
-from envsdk.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 from envsdk.tracking.jsonl import read_run_metrics
-from envsdk.trajectory import Trajectory
+from envsdk.view.planning.candidates import Candidate, Plan
+from envsdk.view.planning.measured import FIRST_STEPS, measured, read_measured
+from envsdk.view.planning.simulation import simulate
+from envsdk.view.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 
 TAG = "episode"
 NUM_TURNS = 3

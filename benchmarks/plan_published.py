@@ -22,10 +22,10 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_types import Lease
-from envsdk.planning.candidates import Candidate, Plan, Row
-from envsdk.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
-from envsdk.trajectory import Task
+from envsdk.view.planning.candidates import Candidate, Plan, Row
+from envsdk.view.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from envsdk.managers.ledger_types import LedgerConfig
-from envsdk.planning.simulation import Prediction, Simulated, simulate
-from envsdk.planning.workload import EngineTime, StatedEpisodes, Timings
+from envsdk.view.planning.simulation import Prediction, Simulated, simulate
+from envsdk.view.planning.workload import EngineTime, StatedEpisodes, Timings
 
 
 def large(num_envs: int, num_engines: int, num_turns: int, seed: int = 0) -> Simulated:

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from envsdk import Outcome, Task, TokenLog, Trajectories, Trajectory, Turn, VersionSpan
-from envsdk.display.terminal import say
+from envsdk.base.display.terminal import say
 
 NUM_EPISODES = 1000
 GROUP_SIZE = 8

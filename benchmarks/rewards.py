@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardFunction, Sample
 from envsdk.rewards.workers import RewardWorkers

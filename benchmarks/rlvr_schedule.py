@@ -46,19 +46,19 @@ import ray
 from orchestration import actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.env import EnvSpec, Info, TextEnv
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.mock import LognormalLatency, drawn_latency_s
+from envsdk.contracts.env import EnvSpec, Info, TextEnv
+from envsdk.contracts.run_limits import capacity
+from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.trajectory import Task, Trajectory
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.mock import LognormalLatency, drawn_latency_s
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Cancel, Command, Grant, GroupReady, Lease, LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.run_limits import capacity
-from envsdk.seeds import stable_seed
-from envsdk.trajectory import Task, Trajectory
 
 TAG = "prompt"
 GROUP_SIZE = 8

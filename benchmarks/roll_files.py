@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envsdk.config.loading import load_config
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 TO_THE_END, REFUSED, ERROR, TIMED_OUT = "to the end", "refused", "error", "time limit"
 SHARED = "config"

@@ -28,16 +28,16 @@ from ideal_schedule import Pace, simulate, simulate_group_queues
 from orchestration import SPEC, actor, publish_weights, worker_setups, write_toy_tokenizer
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.mock import LognormalLatency, drawn_latency_s
+from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.trajectory import Task
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.mock import LognormalLatency, drawn_latency_s
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.seeds import stable_seed
-from envsdk.trajectory import Task
 
 TAG = "episode"
 GROUP_SIZE = 8

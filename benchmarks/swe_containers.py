@@ -19,7 +19,7 @@ from pathlib import Path
 
 from swe_sandbox import SCRIPT, make_repository, plain, timed
 
-from envsdk.sandbox import Image, Sandbox, open_backend
+from envsdk.rewards.sandbox import Image, Sandbox, open_backend
 
 
 async def sandboxed(sandbox: Sandbox) -> float:

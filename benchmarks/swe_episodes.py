@@ -26,6 +26,8 @@ from typing import Any
 
 import psutil
 
+from envsdk.contracts.policy import Policy, Reply, TurnContext
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.policies import ROUNDS
@@ -35,9 +37,7 @@ from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.play.local_runner import play_tasks
-from envsdk.policy import Policy, Reply, TurnContext
-from envsdk.trajectory import Outcome, Task, Trajectory
+from envsdk.rollouts.play.local_runner import play_tasks
 
 COMMANDS_AT_ONCE = 2 * (os.cpu_count() or 1)
 TAG = "SWE"

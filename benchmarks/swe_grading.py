@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from envsdk.sandbox import open_backend
+from envsdk.rewards.sandbox import open_backend
 from tests.envs.swe.grading.cheats import cheats
 from tests.envs.swe.grading.honest import honest_patches
 from tests.envs.swe.grading.measure import Entry, Graded, grade_all, sample

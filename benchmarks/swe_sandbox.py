@@ -25,10 +25,10 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from envsdk.sandbox import Image
-from envsdk.sandbox.bubblewrap import BubblewrapBackend
-from envsdk.sandbox.bubblewrap.leases import MARK
-from envsdk.sandbox.bubblewrap.sandbox import BubblewrapSandbox
+from envsdk.rewards.sandbox import Image
+from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
+from envsdk.rewards.sandbox.bubblewrap.leases import MARK
+from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 
 NUM_SANDBOXES = 64
 SCRIPT = "cat lib.py > /dev/null"

@@ -33,9 +33,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from model_shapes import HALF_BILLION, SMALL, write_model
 from training_load import make_batch, num_tokens, train_flops
 
-from envsdk.net.rendezvous import free_port
-from envsdk.plugins import load_plugin, plugin_names
-from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.base.net.rendezvous import free_port
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
 
 TRAINERS = "envsdk.trainers"
 STEP_TIMEOUT_S = 900.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envsdk.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.trainer import TrainBatch, TrainSequence
 
 if TYPE_CHECKING:
     from benchmarks.model_shapes import ModelShape

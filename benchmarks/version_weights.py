@@ -32,7 +32,7 @@ from benchmarks.weight_update import decoder_weights
 from envsdk.buffer.contract import PublishedVersion
 from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
-from envsdk.job.weights import VersionPublisher, VersionReader
+from envsdk.explorers.weights import VersionPublisher, VersionReader
 from envsdk.weights.source import OutletReport, WeightOutlet
 
 MB = 1e6

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from envsdk.failures import Boundary, Failure
-from envsdk.store.shard_plan import plan_shards
-from envsdk.store.shards import Manifest, record_shard, shard_metadata, utc_now
-from envsdk.store.tally import Tally
-from envsdk.store.trajectories import write_trajectories
-from envsdk.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
+from envsdk.base.store.shard_plan import plan_shards
+from envsdk.base.store.shards import Manifest, record_shard, shard_metadata, utc_now
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import write_trajectories
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.trajectory import Outcome, Task, TokenArrays, Trajectory, Turn
 from envsdk.view.app import make_app
 from envsdk.view.library import Library
 

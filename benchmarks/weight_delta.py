@@ -106,10 +106,10 @@ def quickstart(steps: int) -> Iterator[dict[str, torch.Tensor]]:
     """Weights before the first and after each step of the quickstart's recipe."""
     import envsdk
     from benchmarks.gpu_parts.learning import recipe
-    from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch
-    from envsdk.trainer import TrainerConfig
+    from envsdk.contracts.trainer import TrainerConfig
+    from envsdk.runs.batches import ModelScores, learnable, prepare_batch
     from envsdk.trainers.torch_trainer import TorchTrainer
-    from envsdk.warm_start.prepare import prepare_policy
+    from envsdk.trainers.warm_start.prepare import prepare_policy
 
     config = recipe(42, is_small=False)
     folder = prepare_policy(config)
@@ -138,7 +138,7 @@ def quickstart(steps: int) -> Iterator[dict[str, torch.Tensor]]:
 
 def half_billion(steps: int) -> Iterator[dict[str, torch.Tensor]]:
     """Weights before the first and after each step of a large model at a small learning rate."""
-    from envsdk.trainer import TrainerConfig
+    from envsdk.contracts.trainer import TrainerConfig
     from envsdk.trainers.torch_trainer import TorchTrainer
 
     with tempfile.TemporaryDirectory() as folder:

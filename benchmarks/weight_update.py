@@ -26,9 +26,9 @@ import ray
 from numpy.typing import NDArray
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.inference.engine import EngineConfig, WeightReference
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.mock import MockEngine
+from envsdk.engines.engine import EngineConfig, WeightReference
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.mock import MockEngine
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.weights.transports import Transport
 from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer, update_engines

@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envsdk import registry
+from envsdk.base import registry
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.config.env_arguments import env_config_from, spec_named
 from envsdk.config.env_defaults import turn_limit
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.env import EnvSpec, TextEnv
+from envsdk.contracts.env import EnvSpec, TextEnv
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.play import HELP, play
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
 
 
 class EnvsOptions(Options):
@@ -87,7 +87,7 @@ def _installed() -> Iterator[EnvSpec | ConfigurationError]:
 def _print_table() -> None:
     from rich.table import Table
 
-    from envsdk.display.console import TerminalConsole
+    from envsdk.base.display.console import TerminalConsole
 
     table = Table("id", "turns", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ConfigDict, ValidationError
 
-from envsdk.settings.strict import StrictSettings
-from envsdk.settings.validation import value_problem
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import value_problem
 
 ArgumentsT = TypeVar("ArgumentsT", bound="EnvArguments")
 Init = Callable[[Any, ArgumentsT], None]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Text
 
+from envsdk.contracts.turn_env import PRINTABLE, InvalidAction, TurnEnv, TurnResult, last_between
 from envsdk.envs.arguments import EnvArguments
-from envsdk.turn_env import PRINTABLE, InvalidAction, TurnEnv, TurnResult, last_between
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In the order of gymnasium's FrozenLake: a move is its index here."""

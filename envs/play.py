@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.env import TextEnv
-from envsdk.failures import EnvsdkError, describe_error
+from envsdk.contracts.env import TextEnv
+from envsdk.contracts.failures import EnvsdkError, describe_error
 
 HELP = """\
 What you type is sent to the environment, but for empty lines. Lines with a colon are for this program:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from envsdk.env import AsyncTextEnv, EnvSpec, Isolation, TextEnv
-from envsdk.failures import Boundary, ConfigurationError, EnvsdkError, Failure
-from envsdk.processes.as_sync import as_sync
-from envsdk.registry import list_specs, make, register, register_with_gymnasium, spec
-from envsdk.settings.public import public_names
-from envsdk.turn_env import InvalidAction, TurnEnv, TurnResult
+from envsdk.base.processes.as_sync import as_sync
+from envsdk.base.registry import list_specs, make, register, register_with_gymnasium, spec
+from envsdk.base.settings.public import public_names
+from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Isolation, TextEnv
+from envsdk.contracts.failures import Boundary, ConfigurationError, EnvsdkError, Failure
+from envsdk.contracts.turn_env import InvalidAction, TurnEnv, TurnResult
 
 if TYPE_CHECKING:
-    from envsdk.pipeline.rollouts import AsyncRollouts, Rollouts
-    from envsdk.play.local_engine import LocalEngine
-    from envsdk.play.rollout import rollout, rollout_sync
-    from envsdk.policy import Policy, Reply, TurnContext
-    from envsdk.results.trajectories import Batch, Trajectories
-    from envsdk.trajectory import (
+    from envsdk.contracts.policy import Policy, Reply, TurnContext
+    from envsdk.contracts.trajectory import (
         FinishReason,
         Outcome,
         Task,
@@ -31,28 +27,32 @@ if TYPE_CHECKING:
         Turn,
         VersionSpan,
     )
+    from envsdk.rollouts.play.local_engine import LocalEngine
+    from envsdk.rollouts.play.rollout import rollout, rollout_sync
+    from envsdk.rollouts.results.trajectories import Batch, Trajectories
+    from envsdk.runs.rollouts import AsyncRollouts, Rollouts
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "AsyncRollouts": "envsdk.pipeline.rollouts",
-    "Batch": "envsdk.results.trajectories",
-    "FinishReason": "envsdk.trajectory",
-    "LocalEngine": "envsdk.play.local_engine",
-    "Outcome": "envsdk.trajectory",
-    "Policy": "envsdk.policy",
-    "Reply": "envsdk.policy",
-    "Rollouts": "envsdk.pipeline.rollouts",
-    "Task": "envsdk.trajectory",
-    "TokenArrays": "envsdk.trajectory",
-    "TokenLog": "envsdk.trajectory",
-    "Trajectories": "envsdk.results.trajectories",
-    "Trajectory": "envsdk.trajectory",
-    "Turn": "envsdk.trajectory",
-    "TurnContext": "envsdk.policy",
-    "VersionSpan": "envsdk.trajectory",
-    "rollout": "envsdk.play.rollout",
-    "rollout_sync": "envsdk.play.rollout",
+    "AsyncRollouts": "envsdk.runs.rollouts",
+    "Batch": "envsdk.rollouts.results.trajectories",
+    "FinishReason": "envsdk.contracts.trajectory",
+    "LocalEngine": "envsdk.rollouts.play.local_engine",
+    "Outcome": "envsdk.contracts.trajectory",
+    "Policy": "envsdk.contracts.policy",
+    "Reply": "envsdk.contracts.policy",
+    "Rollouts": "envsdk.runs.rollouts",
+    "Task": "envsdk.contracts.trajectory",
+    "TokenArrays": "envsdk.contracts.trajectory",
+    "TokenLog": "envsdk.contracts.trajectory",
+    "Trajectories": "envsdk.rollouts.results.trajectories",
+    "Trajectory": "envsdk.contracts.trajectory",
+    "Turn": "envsdk.contracts.trajectory",
+    "TurnContext": "envsdk.contracts.policy",
+    "VersionSpan": "envsdk.contracts.trajectory",
+    "rollout": "envsdk.rollouts.play.rollout",
+    "rollout_sync": "envsdk.rollouts.play.rollout",
 }
 """The module of each public name that is imported at its first use."""
 

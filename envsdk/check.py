@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from envsdk import registry
+from envsdk.base import registry
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named, whole_id
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,7 +140,7 @@ class _Progress:
     """A line that changes on a terminal; elsewhere one now and then."""
 
     def __init__(self, name: str, num_checks: int) -> None:
-        from envsdk.display.console import TerminalConsole
+        from envsdk.base.display.console import TerminalConsole
 
         console = TerminalConsole(stderr=True)
         self._is_seen = console.is_terminal
@@ -171,7 +171,7 @@ def _print(report: Report, took_s: float, verbose: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from envsdk.display.console import TerminalConsole
+    from envsdk.base.display.console import TerminalConsole
     from envsdk.testing import Status
 
     console = TerminalConsole(highlight=False)

@@ -1,7 +1,7 @@
 """The console command `envsdk`: a table of its commands.
 
 Each command is a module with a Typer app and a `main(argv) -> exit code`, so `envsdk collect X` and
-`python -m envsdk.collect X` are the same. Exit codes are those of `envsdk.display.command_line`.
+`python -m envsdk.collect X` are the same. Exit codes are those of `envsdk.base.display.command_line`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from envsdk.display.command_line import run_app
-from envsdk.display.terminal import say
+from envsdk.base.display.command_line import run_app
+from envsdk.base.display.terminal import say
 
 app = typer.Typer(
     name="envsdk",
@@ -48,7 +48,10 @@ _COMMANDS = {
     "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
     "evaluate": ("envsdk.evaluate", "Play a frozen task list and print a table of results."),
     "replay": ("envsdk.replay", "Play a data set again, or give it other rewards."),
-    "replay-run": ("envsdk.play.replay_run", "Make a run's scheduling decisions again; say why it waited."),
+    "replay-run": (
+        "envsdk.rollouts.play.replay_run",
+        "Make a run's scheduling decisions again; say why it waited.",
+    ),
     "reward": ("envsdk.reward", "Score recorded responses with a reward function."),
     "sft": ("envsdk.sft", "Fine-tune a policy on a data set."),
     "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol; record sessions."),

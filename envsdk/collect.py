@@ -12,18 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envsdk.display.command_line import canonical_command
-from envsdk.display.episode_progress import EpisodeProgress
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.env import AnyTextEnv, EnvSpec
-from envsdk.failures import ConfigurationError, Interrupted, RolloutStalled
-from envsdk.play import collection
-from envsdk.play.collection import Collection, CollectOptions
-from envsdk.play.own_policies import form_or_name
-from envsdk.play.rollout_arguments import own_environment
-from envsdk.play.shard_play import Played
-from envsdk.warm_start import make_tiny_policy
+from envsdk.base.display.command_line import canonical_command
+from envsdk.base.display.episode_progress import EpisodeProgress
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.contracts.env import AnyTextEnv, EnvSpec
+from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.rollouts.play import collection
+from envsdk.rollouts.play.collection import Collection, CollectOptions
+from envsdk.rollouts.play.own_policies import form_or_name
+from envsdk.rollouts.play.rollout_arguments import own_environment
+from envsdk.rollouts.play.shard_play import Played
+from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -46,8 +46,8 @@ def collect(
     `options` are the fields of `CollectOptions`; `policy` may also be a function or a Policy object, as for
     `envsdk.rollout`: it plays in this process, and the manifest has its name alone, so that a
     caller that continues the collection must see to it that it is the same. The rest is as in
-    `envsdk.play.collection.collect`. With several workers the caller's main module must be importable, as
-    `multiprocessing` demands.
+    `envsdk.rollouts.play.collection.collect`.
+    With several workers the caller's main module must be importable, as `multiprocessing` demands.
     """
     form = form_or_name(options.get("policy"))
     if form is not None:

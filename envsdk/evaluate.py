@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import rich.box
 from rich.table import Table
 
-from envsdk.display.console import TerminalConsole
-from envsdk.display.episode_progress import EpisodeProgress
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.env import AnyTextEnv, EnvSpec
-from envsdk.failures import ConfigurationError, RolloutStalled
-from envsdk.play import evaluation
-from envsdk.play.evaluation import EvaluateOptions, Evaluation
-from envsdk.play.own_policies import form_or_name
-from envsdk.play.pass_at_k import shown_ks
-from envsdk.play.rollout_arguments import own_environment
-from envsdk.store.atomic import make_folder, write_json_atomically
-from envsdk.store.tally import Tally, wilson_interval
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.episode_progress import EpisodeProgress
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import make_folder, write_json_atomically
+from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.contracts.env import AnyTextEnv, EnvSpec
+from envsdk.contracts.failures import ConfigurationError, RolloutStalled
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.play import evaluation
+from envsdk.rollouts.play.evaluation import EvaluateOptions, Evaluation
+from envsdk.rollouts.play.own_policies import form_or_name
+from envsdk.rollouts.play.pass_at_k import shown_ks
+from envsdk.rollouts.play.rollout_arguments import own_environment
 from envsdk.tracking.learning_signs import no_action_read
-from envsdk.trajectory import Trajectory
-from envsdk.warm_start import make_tiny_policy
+from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -49,7 +49,8 @@ def evaluate(
 
     `source` may also be an environment's class, or a function that makes one, which play in this process.
     `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy object, as for
-    `envsdk.rollout`, which plays in this process. The rest is as in `envsdk.play.evaluation.evaluate`.
+    `envsdk.rollout`, which plays in this process. The rest is as in
+    `envsdk.rollouts.play.evaluation.evaluate`.
     """
     form = form_or_name(options.get("policy"))
     if form is not None:

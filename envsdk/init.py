@@ -13,12 +13,12 @@ from pathlib import Path
 from string import Template
 from typing import Annotated
 
-from envsdk import registry
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
-from envsdk.store.atomic import make_folder, storage_error
+from envsdk.base import registry
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.base.store.atomic import make_folder, storage_error
+from envsdk.contracts.failures import ConfigurationError
 
 _SUFFIX = ".txt"
 """Suffix of the templates: nothing that reads Python or TOML mistakes them for its own."""

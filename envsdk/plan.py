@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import PositiveFloat
 
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Count, Option, Options, at_least
 from envsdk.config.reading import find_config
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import EnvsdkError
-from envsdk.settings.options import Argument, Count, Option, Options, at_least
+from envsdk.contracts.failures import EnvsdkError
 
 
 class PlanOptions(Options):
@@ -44,10 +44,10 @@ def plan(options: PlanOptions) -> None:
 
     The ledger and the router of a real run decide in virtual time; nothing is started.
     """
-    from envsdk.planning.candidates import best
-    from envsdk.planning.figure import draw
-    from envsdk.planning.report import table
-    from envsdk.planning.settings import read_plan
+    from envsdk.view.planning.candidates import best
+    from envsdk.view.planning.figure import draw
+    from envsdk.view.planning.report import table
+    from envsdk.view.planning.settings import read_plan
 
     began = time.monotonic()
     planned, measured = read_plan(

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from envsdk.datasets.reading import open_dataset
-from envsdk.display.command_line import canonical_command
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.play.replay import ReplayResult, replay, rescore
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.base.display.command_line import canonical_command
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.rollouts.datasets.reading import open_dataset
+from envsdk.rollouts.play.replay import ReplayResult, replay, rescore
 
 _MAX_SHOWN = 20
 
@@ -43,7 +43,7 @@ def command(options: ReplayOptions) -> None:
 
     The exit code is 0 when every episode took the course that was recorded, and 1 when one did not.
     """
-    from envsdk.display.episode_progress import EpisodeProgress
+    from envsdk.base.display.episode_progress import EpisodeProgress
 
     episodes, out = options.episodes, options.out
     dataset = open_dataset(options.folder)

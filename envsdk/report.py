@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.settings.options import Argument, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Options
 
 
 class ReportOptions(Options):

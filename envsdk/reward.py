@@ -7,12 +7,12 @@ import sys
 import rich.box
 from rich.table import Table
 
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.episode_progress import EpisodeProgress
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
 from envsdk.config.env_arguments import env_config_from
-from envsdk.display.console import TerminalConsole
-from envsdk.display.episode_progress import EpisodeProgress
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import EnvsdkError
+from envsdk.contracts.failures import EnvsdkError
 from envsdk.rewards.reward import RewardError
 from envsdk.rewards.scoring import Graded, RewardOptions, RewardTally, Scoring, score_rows
 

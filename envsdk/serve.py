@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from envsdk.display.model_command import command_of
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
-from envsdk.warm_start import make_tiny_policy
+from envsdk.base.display.model_command import command_of
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
-    from envsdk.inference.endpoint.server import EndpointConfig
-    from envsdk.play.model import ModelSource
+    from envsdk.engines.endpoint.server import EndpointConfig
+    from envsdk.rollouts.play.model import ModelSource
 
 
 class ServeOptions(Options):
@@ -55,13 +55,13 @@ def command(options: ServeOptions) -> None:
     Clients need the token: from the environment variable ENVSDK_ENDPOINT_TOKEN, or made up and shown once.
     """
     try:
-        from envsdk.inference.endpoint.sampling import SamplingRules
-        from envsdk.inference.endpoint.server import EndpointConfig
+        from envsdk.engines.endpoint.sampling import SamplingRules
+        from envsdk.engines.endpoint.server import EndpointConfig
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
-    from envsdk.play.model_server import find_model, given_token
+    from envsdk.rollouts.play.model_server import find_model, given_token
 
     token = given_token()
     model = find_model(options.source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
@@ -82,7 +82,7 @@ def command(options: ServeOptions) -> None:
 
 
 async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:
-    from envsdk.play.model_server import announce, serve_model
+    from envsdk.rollouts.play.model_server import announce, serve_model
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Options
 from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.env import Isolation
-from envsdk.failures import ConfigurationError
-from envsdk.play.env_server import env_server as env_server
-from envsdk.settings.options import Argument, Options
+from envsdk.contracts.env import Isolation
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.play.env_server import env_server as env_server
 
 if TYPE_CHECKING:
     from envsdk.adapters.openenv.server import OpenEnvServer

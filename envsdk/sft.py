@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.warm_start.fine_tuning import SFTConfig as SFTConfig
-from envsdk.warm_start.fine_tuning import fine_tune, load_sft_config
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.trainers.warm_start.fine_tuning import SFTConfig as SFTConfig
+from envsdk.trainers.warm_start.fine_tuning import fine_tune, load_sft_config
 
 _TELL_EVERY_S = 5.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -39,11 +39,11 @@ def command(options: TrainOptions) -> None:
         say(explain_config(loaded))
         return
 
-    from envsdk.settings.extras import require
+    from envsdk.base.settings.extras import require
 
     require("this run", *_needed_modules(loaded.config))
 
-    from envsdk.job.start import run
+    from envsdk.explorers.start import run
 
     if loaded.preset_notes:
         say("\n".join([f"preset {options.preset}:", *(f"- {note}" for note in loaded.preset_notes)]))

@@ -26,18 +26,18 @@ from dataclasses import dataclass
 from typing import IO, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from envsdk.failures import Boundary, ConfigurationError, Failure
-from envsdk.inference.endpoint.errors import ApiError
-from envsdk.inference.endpoint.sampling import SamplingRules
-from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
-from envsdk.inference.endpoint.sessions import Session, SessionEnvironment
-from envsdk.inference.endpoint.trajectories import trajectories, without_replies
-from envsdk.inference.engine_policy import EnginePolicy
-from envsdk.inference.proxy import InferenceProxy
+from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.policy import SequenceFull
+from envsdk.contracts.trajectory import Outcome, Trajectory
+from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.sampling import SamplingRules
+from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
+from envsdk.engines.endpoint.sessions import Session, SessionEnvironment
+from envsdk.engines.endpoint.trajectories import trajectories, without_replies
+from envsdk.engines.engine_policy import EnginePolicy
+from envsdk.engines.proxy import InferenceProxy
 from envsdk.managers.env_host import EnvHost, EpisodeFailed
 from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup, TrajEnvManager, prompt_too_long
-from envsdk.policy import SequenceFull
-from envsdk.trajectory import Outcome, Trajectory
 
 MODEL_NAME = "policy"
 """The name that agents use as `model`."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from envsdk.failures import EnvsdkError, as_envsdk_error
+from envsdk.contracts.failures import EnvsdkError, as_envsdk_error
 
 
 class Background:

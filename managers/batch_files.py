@@ -15,16 +15,16 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.store.trajectories import (
+from envsdk.base.store.trajectories import (
     DISCARDED_PREFIX,
     read_columns,
     read_metadata,
     read_trajectories,
     write_trajectories,
 )
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.rollout_batch import RolloutBatch
 
 
 class BatchFiles:

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.env import AsyncTextEnv, EnvSpec, Info, Isolation, TextEnv
-from envsdk.failures import Boundary, EnvsdkError, Failure, show_object
-from envsdk.policy import EnvView
-from envsdk.processes.call_watch import limit_name
-from envsdk.processes.interrupts import is_from_the_user
-from envsdk.trajectory import Task
+from envsdk.base.processes.call_watch import limit_name
+from envsdk.base.processes.interrupts import is_from_the_user
+from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Info, Isolation, TextEnv
+from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, show_object
+from envsdk.contracts.policy import EnvView
+from envsdk.contracts.trajectory import Task
 
 StepResult = tuple[str, float, bool, bool, Info]
 Options = dict[str, Any]
@@ -50,12 +50,12 @@ class EnvBlueprint:
     """Episodes of the split `train` are trained on, and the environment's options say so."""
 
     def build(self) -> TextEnv:
-        from envsdk.registry import make
+        from envsdk.base.registry import make
 
         return make(self.spec, **self.env_config)
 
     def build_async(self) -> AsyncTextEnv:
-        from envsdk.registry import make_async
+        from envsdk.base.registry import make_async
 
         return make_async(self.spec, **self.env_config)
 

@@ -21,22 +21,22 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envsdk.chat import ChatTokenizer
-from envsdk.display.terminal import say
-from envsdk.inference.engine_host import RayLink
-from envsdk.inference.engine_policy import EnginePolicy
-from envsdk.inference.proxy import InferenceProxy
-from envsdk.inference.run_engines import RunEngines, offer
-from envsdk.inference.sampling import SamplingParams
+from envsdk.base.display.terminal import say
+from envsdk.base.net.long_poll import LongPoll
+from envsdk.base.plugins import load_plugin
+from envsdk.base.processes.call_watch import CALLS
+from envsdk.base.processes.cpu_meter import CpuMeter, CpuUse
+from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.base.store.travel import Parcels
+from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.trajectory import Rows, Task, Trajectory
+from envsdk.engines.engine_host import RayLink
+from envsdk.engines.engine_policy import EnginePolicy
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.run_engines import RunEngines, offer
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
-from envsdk.net.long_poll import LongPoll
-from envsdk.plugins import load_plugin
-from envsdk.processes.call_watch import CALLS
-from envsdk.processes.cpu_meter import CpuMeter, CpuUse
-from envsdk.processes.garbage import collect_rarely, collect_when_grown
-from envsdk.seeds import stable_seed
-from envsdk.store.travel import Parcels
-from envsdk.trajectory import Rows, Task, Trajectory
 
 
 class WorkerId(NamedTuple):

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
 from envsdk.buffer.payload import pack_all
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.assigned_ledger import AssignedLedger
 from envsdk.managers.ledger_types import Command, GroupDropped
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import Scheduler, SchedulerSetup
-from envsdk.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from envsdk.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger_types import (
@@ -22,7 +23,6 @@ from envsdk.managers.ledger_types import (
     LedgerCounts,
 )
 from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally, num_sampled_tokens
-from envsdk.trajectory import Outcome, Task, Trajectory
 
 
 class FinishedEpisodes:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envsdk.algorithms.group_filters import GroupFilter, GroupFilterEntry, load_filter
-from envsdk.failures import RolloutStalled, describe_error
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.failures import RolloutStalled, describe_error
+from envsdk.contracts.trajectory import Trajectory
 
 
 class GroupFilters:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from envsdk.env import AnyTextEnv, AsyncTextEnv, Isolation, TextEnv
-from envsdk.failures import Failure
+from envsdk.base.processes.call_watch import CALLS, EnvCall
+from envsdk.base.processes.stretches import Stretches
+from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, Isolation, TextEnv
+from envsdk.contracts.failures import Failure
 from envsdk.managers.env_host import (
     EnvBlueprint,
     EnvHost,
@@ -20,8 +22,6 @@ from envsdk.managers.env_host import (
     raise_if_from_the_user,
     timed_out,
 )
-from envsdk.processes.call_watch import CALLS, EnvCall
-from envsdk.processes.stretches import Stretches
 
 
 class WatchedHost(EnvHost):

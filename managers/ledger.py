@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_groups import OpenGroups
 from envsdk.managers.ledger_parts import Group, TaskSampler
 from envsdk.managers.ledger_types import (
@@ -37,7 +38,6 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.trajectory import Task
 
 
 class Ledger:

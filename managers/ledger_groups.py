@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_parts import Group, GroupMember, ProgressGuard, SlotPool, Status
 from envsdk.managers.ledger_types import (
     BatchGroup,
@@ -29,7 +30,6 @@ from envsdk.managers.ledger_types import (
     LedgerCounts,
     UnfinishedGroup,
 )
-from envsdk.trajectory import Task
 
 
 class OpenGroups:

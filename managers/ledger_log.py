@@ -23,7 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from envsdk.failures import StorageError
+from envsdk.base.store.appendfile import AppendFile
+from envsdk.contracts.failures import StorageError
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
     Batch,
@@ -39,7 +40,6 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.store.appendfile import AppendFile
 
 LOG_NAME = "events/ledger.log"
 LOG_FORMAT = 3

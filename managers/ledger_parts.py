@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from envsdk import run_limits
+from envsdk.contracts import run_limits
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_types import CancelReason, LedgerConfig
-from envsdk.trajectory import Task
 
 
 class Status(Enum):

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from envsdk import run_limits
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.trajectory import Task
+from envsdk.contracts import run_limits
+from envsdk.contracts.failures import ConfigurationError, StorageError
+from envsdk.contracts.trajectory import Task
 
 STATE_FORMAT = 1
 FRUITLESS_BATCHES = 10

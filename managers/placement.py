@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.config.ray_models import RolePlacement
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

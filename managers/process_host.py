@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from envsdk.failures import Boundary, Failure
+from envsdk.base.processes.forked import ForkedProcesses
+from envsdk.base.processes.killable import KillableProcess
+from envsdk.contracts.failures import Boundary, Failure
 from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed, timed_out
-from envsdk.processes.forked import ForkedProcesses
-from envsdk.processes.killable import KillableProcess
 
 ENV_PROCESSES = ForkedProcesses(preload=partial(import_module, "envsdk.managers.env_host"))
 """The one of this process."""

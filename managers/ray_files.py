@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 
+from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.base.store.travel import Parcels, paths_in
 from envsdk.config.models import RunConfig
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from envsdk.managers.ray_nodes import on_this_node
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.store.travel import Parcels, paths_in
 
 
 class FileServer:

@@ -24,7 +24,7 @@ import ray
 from ray._private import ray_constants, services
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.failures import ConfigurationError, EngineError
+from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.managers.ray_session import held_session
 
 CONNECT_TIMEOUT_S = 10.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from envsdk.failures import Interrupted
-from envsdk.store.file_lock import locked
+from envsdk.base.store.file_lock import locked
+from envsdk.contracts.failures import Interrupted
 
 LOCK = "envsdk.lock"
 """In the folder of a Ray that this package started; locked while the program lives that started it."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from envsdk.failures import Failure
+from envsdk.contracts.failures import Failure
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.ledger_types import CancelReason, LedgerCounts
-from envsdk.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,10 @@ from typing import Any, Generic
 import ray
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
-from envsdk.failures import Boundary, ConfigurationError, RolloutStalled
+from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.background import Background
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.depth import depth_control
@@ -47,8 +49,6 @@ from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_group import Worker, WorkerGroup
 from envsdk.managers.worker_pool import WorkerPool, WorkerPoolConfig
 from envsdk.managers.workforce import Workforce
-from envsdk.processes.garbage import collect_rarely, collect_when_grown
-from envsdk.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.env import Info
-from envsdk.failures import Boundary, EnvsdkError, Failure, describe_error
-from envsdk.inference.full_context import is_full_context
-from envsdk.inference.sampling import OutputStructure
+from envsdk.contracts.env import Info
+from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, describe_error
+from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
+from envsdk.engines.full_context import is_full_context
+from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
-from envsdk.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.prompts import AgentPrompts, TagPrompts
-from envsdk.seeds import stable_seed
-from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 
 UNLIMITED_TURNS = 1_000_000
 

@@ -9,21 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.registry import spec as spec_of
+from envsdk.base.store.travel import Parcels
 from envsdk.config.env_defaults import turn_limit
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
 from envsdk.config.section import interleave
-from envsdk.env import EnvSpec, Isolation
-from envsdk.inference.sampling import OutputStructure
+from envsdk.contracts.env import EnvSpec, Isolation
+from envsdk.contracts.prompts import AgentPrompts
+from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
-from envsdk.prompts import AgentPrompts
-from envsdk.registry import spec as spec_of
-from envsdk.store.travel import Parcels
 
 VAL_SPLIT = "val"
 

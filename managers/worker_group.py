@@ -19,8 +19,12 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from envsdk.base.net.long_poll import Outbox
+from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.base.processes.call_watch import Note, read_note
+from envsdk.base.processes.cpu_meter import CpuUse
 from envsdk.config.ray_models import RolePlacement
-from envsdk.failures import as_envsdk_error
+from envsdk.contracts.failures import as_envsdk_error
 from envsdk.managers.env_worker import (
     Control,
     EngineJoined,
@@ -32,10 +36,6 @@ from envsdk.managers.env_worker import (
 )
 from envsdk.managers.ray_nodes import Placer
 from envsdk.managers.worker_pool import Life
-from envsdk.net.long_poll import Outbox
-from envsdk.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.processes.call_watch import Note, read_note
-from envsdk.processes.cpu_meter import CpuUse
 
 NOTE_PATIENCE_S = 10.0
 CPU_PATIENCE_S = 5.0

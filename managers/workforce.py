@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envsdk.failures import Boundary, Failure, RolloutStalled
+from envsdk.base.processes.call_watch import Note
+from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.background import Background
 from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.env_host import timed_out
@@ -24,7 +25,6 @@ from envsdk.managers.slot_activity import RestartCounter
 from envsdk.managers.worker_demand import WorkerLoad
 from envsdk.managers.worker_group import Worker, WorkerGroup
 from envsdk.managers.worker_pool import RetireWorker, StartWorker, WorkerCommand, WorkerPool
-from envsdk.processes.call_watch import Note
 
 LOAD_LOOK_S = 2.0
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from envsdk.trainer import TrainSequence
+from envsdk.contracts.trainer import TrainSequence
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 settings.register_profile("envsdk", deadline=None)

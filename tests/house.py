@@ -126,7 +126,7 @@ def picture(house: House) -> str:
                 'stroke-width="1.3" marker-end="url(#tip)"/>'
             )
     for wing, (x, y) in places.items():
-        rooms = [room for room in house.wings[wing]["rooms"] if room != wing]
+        rooms = [room.split("/")[-1] for room in house.wings[wing]["rooms"] if room != wing]
         first, others = (y + 27, "") if not rooms else (y + 18, ", ".join(rooms))
         size = 11 * min(1.0, _LETTERS / max(1, len(others)))
         shapes += [

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from envsdk.net.rendezvous import free_port
+from envsdk.base.net.rendezvous import free_port
 
 
 def programs() -> Path:

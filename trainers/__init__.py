@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from envsdk.settings.public import public_names
+from envsdk.base.settings.public import public_names
 
 if TYPE_CHECKING:
-    from envsdk.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank, TrainSequence
+    from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank, TrainSequence
     from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
     from envsdk.trainers.megatron.trainer import MegatronTrainer
     from envsdk.trainers.torch_trainer import TorchTrainer
@@ -20,11 +20,11 @@ _LAZY = {
     "Fsdp2Trainer": "envsdk.trainers.fsdp2_trainer",
     "MegatronTrainer": "envsdk.trainers.megatron.trainer",
     "TorchTrainer": "envsdk.trainers.torch_trainer",
-    "TrainBatch": "envsdk.trainer",
-    "TrainSequence": "envsdk.trainer",
-    "Trainer": "envsdk.trainer",
-    "TrainerConfig": "envsdk.trainer",
-    "TrainerRank": "envsdk.trainer",
+    "TrainBatch": "envsdk.contracts.trainer",
+    "TrainSequence": "envsdk.contracts.trainer",
+    "Trainer": "envsdk.contracts.trainer",
+    "TrainerConfig": "envsdk.contracts.trainer",
+    "TrainerRank": "envsdk.contracts.trainer",
 }
 
 __all__ = [

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from envsdk.failures import ConfigurationError
-from envsdk.store.model_files import require_model_folder
+from envsdk.base.store.model_files import require_model_folder
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch
 from envsdk.trainers.training_args import TransformersArgs

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 
 Found = TypeVar("Found")
 

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerConfig, TrainerRank
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.packing import Row, divide

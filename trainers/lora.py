@@ -16,7 +16,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.training_args import LoRAArgs
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX

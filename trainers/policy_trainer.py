@@ -25,9 +25,9 @@ from pydantic import BaseModel
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
-from envsdk.failures import ConfigurationError, TrainerError
-from envsdk.settings.validation import validated
-from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError, TrainerError
+from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.step_metrics import StepMetrics

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from envsdk.trainers.torch_checkpoint import sync_to_disk
 
 TOKENIZER_FILES = (

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
-from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
-from envsdk.trainer import TrainerRank
+from envsdk.base.net.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.contracts.trainer import TrainerRank
 
 MEETING_TIMEOUT_S = 300.0
 """How long a rank waits for the others to load their libraries and come."""

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 
 FORMAT = 1
 _STATE_FILE = "trainer.json"

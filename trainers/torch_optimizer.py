@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from envsdk.failures import TrainerError
+from envsdk.contracts.failures import TrainerError
 from envsdk.trainers.sharded import full_tensor, placed_like
 from envsdk.trainers.training_args import TrainingArgs
 

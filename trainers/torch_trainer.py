@@ -20,8 +20,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.logits import token_logprobs_and_entropy
-from envsdk.failures import StorageError
-from envsdk.trainer import TrainerConfig
+from envsdk.contracts.failures import StorageError
+from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
 from envsdk.trainers.packing import MicroBatch, Row, pack

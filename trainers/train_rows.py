@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import own_args
-from envsdk.failures import TrainerError
-from envsdk.seeds import stable_seed
-from envsdk.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.failures import TrainerError
+from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.packing import Row, make_row
 
 

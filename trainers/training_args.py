@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.base.settings.strict import StrictSettings
 
 
 class TrainingArgs(StrictSettings):

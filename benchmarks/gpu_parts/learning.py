@@ -9,10 +9,10 @@ import envsdk
 from benchmarks.gpu_parts.bench import Bench, Row
 from envsdk.config import RunConfig
 from envsdk.config.loading import load_config
-from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch
-from envsdk.trainer import TrainerConfig
+from envsdk.contracts.trainer import TrainerConfig
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.warm_start.prepare import prepare_policy
+from envsdk.trainers.warm_start.prepare import prepare_policy
 
 RECIPE = "agentic_async.yaml"
 SEEDS = (42, 43)

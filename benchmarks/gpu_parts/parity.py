@@ -14,11 +14,11 @@ import torch
 
 from benchmarks.gpu_parts.bench import Bench, Row
 from benchmarks.training_load import make_batch
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest
-from envsdk.inference.sampling import SamplingParams
-from envsdk.plugins import plugin_names
-from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.base.plugins import plugin_names
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
 from envsdk.trainers.torch_trainer import TorchTrainer
 
 LEARNING_RATE = 1e-4

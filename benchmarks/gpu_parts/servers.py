@@ -21,12 +21,12 @@ from benchmarks.gpu_parts.speed import (
     forget_memory,
     update,
 )
-from envsdk.inference.engine import EngineConfig
-from envsdk.plugins import load_plugin
+from envsdk.base.plugins import load_plugin
+from envsdk.engines.engine import EngineConfig
 
 SUITES = {
     "vllm": ("tests/vllm_engine/test_vllm_conforms.py", "vllm"),
-    "sglang": ("tests/envsdk/inference/test_sglang_server_conforms.py", "gpu"),
+    "sglang": ("tests/envsdk/engines/test_sglang_server_conforms.py", "gpu"),
 }
 """By engine: the file with its conformance suite, and the marker of its tests."""
 

@@ -19,11 +19,11 @@ from benchmarks.gpu_parts.bench import Bench, Broken, Row, Skipped, missing
 from benchmarks.gpu_parts.parity import requests, sampled
 from benchmarks.model_shapes import ModelShape
 from benchmarks.training_load import make_batch, num_tokens, train_flops
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import Engine, EngineConfig
-from envsdk.plugins import load_plugin
-from envsdk.store.model_files import model_sizes
-from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.base.plugins import load_plugin
+from envsdk.base.store.model_files import model_sizes
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import Engine, EngineConfig
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_TOKENS = 128

@@ -1,6 +1,6 @@
 """ALFWorld: household tasks in text, played by the packages `alfworld` and `textworld`."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/ALFWorld-v1",

@@ -13,7 +13,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 from pydantic import Field
 
-from envsdk.env import Info, TextEnv
+from envsdk.contracts.env import Info, TextEnv
+from envsdk.contracts.turn_env import PRINTABLE, AnyText
 from envsdk.envs.alfworld.games import TASK_TYPES, Game, Split
 from envsdk.envs.alfworld.notebook import Notebook
 from envsdk.envs.alfworld.pool import PoolSettings, RemoteGame, shared_pool
@@ -22,7 +23,6 @@ from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import STAGES
 from envsdk.envs.alfworld.sources import GameSource, GeneratedGames, OfficialGames
 from envsdk.envs.arguments import EnvArguments, keywords_of
-from envsdk.turn_env import PRINTABLE, AnyText
 
 NOTHING_HAPPENS = "Nothing happens."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from envsdk.turn_env import last_between
+from envsdk.contracts.turn_env import last_between
 
 ActionFormat = Literal["tag", "text"]
 

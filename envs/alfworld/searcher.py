@@ -8,10 +8,10 @@ task asks for, and then does what is to be done with it.
 
 from __future__ import annotations
 
+from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.envs.alfworld.notebook import Notebook
 from envsdk.envs.alfworld.replies import ActionFormat, format_reply, parse_reply
 from envsdk.envs.alfworld.solver import next_command
-from envsdk.policy import Policy, Reply, TurnContext
 
 
 def search(notebook: Notebook) -> str:

@@ -1,6 +1,6 @@
 """FrozenLake as text: cross the ice to the goal without stepping into a hole."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.envs.frozen_lake.env import FrozenLakeEnv
 from envsdk.envs.grid import ACTION_FORMAT
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
+from envsdk.contracts.turn_env import TurnResult
 from envsdk.envs.arguments import keywords_of
 from envsdk.envs.frozen_lake.lake import Lake, best_moves, cells, generate_lake, neighbors, slip
 from envsdk.envs.grid import GridArguments, GridEnv, move_result, surroundings, way
-from envsdk.turn_env import TurnResult
 
 _LONGEST_COMPASS = "\nLeft # Down # Right # Up #\nG Right 99 Down 99"
 

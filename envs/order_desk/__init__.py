@@ -1,6 +1,6 @@
 """OrderDesk: look things up and place orders, by calling tools."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/OrderDesk-v1",

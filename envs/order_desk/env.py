@@ -13,7 +13,7 @@ from pydantic import Field
 
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.tools import Toolbox, tool
-from envsdk.env import Info
+from envsdk.contracts.env import Info
 from envsdk.envs.order_desk.desk import (
     ITEMS,
     MOST_WANTED,

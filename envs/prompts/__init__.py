@@ -1,6 +1,6 @@
 """Prompts: rows of files as tasks of one turn, scored by a reward function."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/Prompts-v1",

@@ -10,13 +10,13 @@ from typing import Any
 
 from gymnasium.spaces import Text
 
-from envsdk.env import AsyncTextEnv, Info
-from envsdk.prompt_data.opening import open_prompts
-from envsdk.prompt_data.prompts import PromptRow, PromptSource
+from envsdk.contracts.env import AsyncTextEnv, Info
+from envsdk.contracts.turn_env import AnyText
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
+from envsdk.rewards.prompt_data.opening import open_prompts
+from envsdk.rewards.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.workers import RewardWorkers, shared_workers
-from envsdk.turn_env import AnyText
 
 _MAX_LENGTH = 2**24
 _NUM_OTHERS = 3

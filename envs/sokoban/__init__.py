@@ -1,6 +1,6 @@
 """Sokoban as text: push every box onto a target."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.envs.grid import ACTION_FORMAT
 from envsdk.envs.sokoban.env import PRESETS, SokobanEnv
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from envsdk.contracts.turn_env import TurnResult
 from envsdk.envs.arguments import keywords_of
 from envsdk.envs.grid import GridArguments, GridEnv, move_result, surroundings, way
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
-from envsdk.turn_env import TurnResult
 
 PRESETS: dict[str, dict[str, Any]] = {
     "SimpleSokoban": {"dim": (6, 6), "num_boxes": 1, "max_steps": 30},

@@ -1,6 +1,6 @@
 """SWE: repair a repository in a sandbox; hidden tests decide the reward."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/SWE-v1",

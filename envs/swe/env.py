@@ -13,7 +13,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 from pydantic import Field
 
-from envsdk.env import AsyncTextEnv, Info
+from envsdk.contracts.env import AsyncTextEnv, Info
+from envsdk.contracts.turn_env import AnyText
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
@@ -31,9 +32,8 @@ from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.verdicts import counts, describe, shares
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
-from envsdk.sandbox import Limits
-from envsdk.sandbox.contract import WORKDIR
-from envsdk.turn_env import AnyText
+from envsdk.rewards.sandbox import Limits
+from envsdk.rewards.sandbox.contract import WORKDIR
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
@@ -91,7 +91,7 @@ class SWEArguments(EnvArguments):
     backend_settings: Mapping[str, Any] | None = None
     """Its own."""
     limits: Mapping[str, int] | None = None
-    """Of each sandbox, where they differ from `envsdk.sandbox.Limits`."""
+    """Of each sandbox, where they differ from `envsdk.rewards.sandbox.Limits`."""
     render_mode: str | None = None
     """None, or `ansi`: `render()` returns the last observation."""
 

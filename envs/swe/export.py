@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from envsdk import __version__
-from envsdk.datasets.formats import ExportFormat
-from envsdk.datasets.reading import DataSet, TagRecord, open_dataset
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.base.store.trajectories import DISCARDED_PREFIX, iter_trajectories
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import Ending, read_ending
 from envsdk.envs.swe.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe.task_list import TaskList, task_list
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
-from envsdk.store.atomic import make_folder, write_atomically
-from envsdk.store.trajectories import DISCARDED_PREFIX, iter_trajectories
-from envsdk.trajectory import Outcome, Trajectory
+from envsdk.rollouts.datasets.formats import ExportFormat
+from envsdk.rollouts.datasets.reading import DataSet, TagRecord, open_dataset
 
 TRAJECTORY_FORMAT = "mini-swe-agent-1.1"
 

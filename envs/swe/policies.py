@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply
-from envsdk.policy import Policy, Reply, TurnContext
 
 ROUNDS = (
     "ls -A && git log --oneline | head -5",

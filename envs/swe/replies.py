@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from envsdk.inference.endpoint.tool_calls import CLOSING, OPENING, find_tool_calls
+from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING, find_tool_calls
 
 ActionFormat = Literal["bash", "tool"]
 ACTION_FORMATS: tuple[ActionFormat, ...] = ("bash", "tool")

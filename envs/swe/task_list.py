@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
-from envsdk.failures import ConfigurationError
 
 SplitName = Literal["auto", "train", "held_out", "all"]
 """`auto`: those to train on of the shipped tasks, and all of a file."""

@@ -13,11 +13,11 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits
 from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.envs.swe.tasks import Task
-from envsdk.failures import ConfigurationError
 
 WeakTasks = Literal["refuse", "down_weight", "pay"]
 BitsOf = Callable[[Task], Awaitable[float | None]]

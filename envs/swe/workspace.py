@@ -27,12 +27,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox import (
+from envsdk.rewards.sandbox import (
     ExecEnd,
     Limits,
     Sandbox,

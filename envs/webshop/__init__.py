@@ -1,6 +1,6 @@
 """WebShop: buy what an instruction asks for, in a shop of text pages."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.envs.webshop.env import WebShopEnv
 
 SPEC = EnvSpec(

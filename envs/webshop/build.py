@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Option, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Option, Options
+from envsdk.contracts.failures import ConfigurationError
 
 
 class BuildStoreOptions(Options):
@@ -41,7 +41,7 @@ class BuildStoreOptions(Options):
 
 def command(options: BuildStoreOptions) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
-    from envsdk.display.console import TerminalConsole
+    from envsdk.base.display.console import TerminalConsole
     from envsdk.envs.webshop.build_progress import BuildProgress
     from envsdk.envs.webshop.builder import BuildOptions, build
     from envsdk.envs.webshop.store import open_store, verify

@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.webshop.build_progress import BuildProgress
 from envsdk.envs.webshop.columns import PIECE, create_column
 from envsdk.envs.webshop.goal_files import write_goals
@@ -41,8 +43,6 @@ from envsdk.envs.webshop.store import (
     file_digest,
     is_complete,
 )
-from envsdk.failures import ConfigurationError
-from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 
 _SAVE_EVERY = 20_000
 _BATCH = 500

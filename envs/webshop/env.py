@@ -13,7 +13,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 from pydantic import Field
 
-from envsdk.env import Info, TextEnv
+from envsdk.contracts.env import Info, TextEnv
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.turn_env import AnyText
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
@@ -21,8 +23,6 @@ from envsdk.envs.webshop.pages import Mode, render
 from envsdk.envs.webshop.replies import ActionFormat, format_reply, parse_reply
 from envsdk.envs.webshop.session import PAGE_SIZE, Page, Session, parse_action
 from envsdk.envs.webshop.store import Store, is_complete, open_store
-from envsdk.failures import ConfigurationError
-from envsdk.turn_env import AnyText
 
 INVALID = "Invalid action."
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Option, Options
+from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.cache import cache_folder
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
-from envsdk.settings.options import Option, Options
-from envsdk.store.atomic import make_folder
-from envsdk.store.cache import cache_folder
 
 NUM_PRODUCTS = 1000
 ITEMS, ATTRIBUTES, HUMAN = "items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"

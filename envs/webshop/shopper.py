@@ -12,9 +12,9 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.envs.webshop.oracle import plain_query
 from envsdk.envs.webshop.replies import ActionFormat, format_reply
-from envsdk.policy import Policy, Reply, TurnContext
 
 _LIMIT = re.compile(r"price lower than (\d+\.\d\d) dollars")
 _MARKS = re.compile(r"\s*\[(?:clicked )?button_?\]\s*")

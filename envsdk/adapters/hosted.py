@@ -14,7 +14,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
 from envsdk.adapters.text import action_space, as_observation, observation_space
-from envsdk.env import AsyncTextEnv, Info, TextEnv
+from envsdk.contracts.env import AsyncTextEnv, Info, TextEnv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 def import_extra(module: str, *, extra: str, shown_as: str | None = None) -> Any:

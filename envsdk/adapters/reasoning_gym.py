@@ -18,8 +18,8 @@ from envsdk.adapters.global_random import seeded_globals
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
-from envsdk.env import EnvSpec
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.contracts.env import EnvSpec
 
 Split = Literal["all", "train", "val"]
 SPLITS: tuple[Split, ...] = ("all", "train", "val")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from envsdk.turn_env import NO_ANSWER as NO_ANSWER
-from envsdk.turn_env import AnyText
-from envsdk.turn_env import tagged_answer as tagged_answer
+from envsdk.contracts.turn_env import NO_ANSWER as NO_ANSWER
+from envsdk.contracts.turn_env import AnyText
+from envsdk.contracts.turn_env import tagged_answer as tagged_answer
 
 ReplyFormat = Literal["tag", "whole"]
 REPLY_FORMATS: tuple[ReplyFormat, ...] = ("tag", "whole")

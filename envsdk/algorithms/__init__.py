@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from envsdk.settings.public import public_names
+from envsdk.base.settings.public import public_names
 
 if TYPE_CHECKING:
     from envsdk.algorithms.advantage_sample import AdvantageSample, Steps, TokenAdvantages, steps_of

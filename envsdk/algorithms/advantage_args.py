@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from envsdk.algorithms.estimator_contract import EstimatorArgs, estimator_args
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.strict import StrictSettings
 
 ReinforceBaseline = Literal["none", "batch"]
 GAELevel = Literal["token", "turn"]

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envsdk.trajectory import Outcome, Trajectory, Turn
+from envsdk.contracts.trajectory import Outcome, Trajectory, Turn
 
 Floats = NDArray[np.float64]
 StepLevel = Literal["turn", "reply", "segment", "token"]

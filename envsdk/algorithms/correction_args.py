@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.strict import StrictSettings
 
 RatioLevel = Literal["token", "segment", "geometric", "sequence"]
 BeyondBounds = Literal["truncate", "mask"]

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin
-from envsdk.settings.strict import StrictSettings
-from envsdk.settings.validation import validated
+from envsdk.base.plugins import load_plugin
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
     from envsdk.algorithms.args import AlgorithmArgs

@@ -29,11 +29,11 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
 
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin
-from envsdk.settings.strict import StrictSettings
-from envsdk.settings.validation import validated
-from envsdk.trajectory import Trajectory
+from envsdk.base.plugins import load_plugin
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
 
 PLUGINS = "envsdk.group_filters"
 

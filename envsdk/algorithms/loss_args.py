@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from envsdk.algorithms.advantage_args import KLEstimator
 from envsdk.algorithms.correction_args import TrainInferCorrection
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.strict import StrictSettings
 
 
 class LossKeys(StrictSettings):

@@ -9,9 +9,9 @@ from typing import Any
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.loss_args import LossKeys
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin, plugin_names
-from envsdk.settings.validation import validated
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
 
 POLICY_LOSSES = "envsdk.policy_losses"
 """Entry-point group whose names `pg_variant` takes."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import own_args, registered
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs, RatioOver
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 Own = TypeVar("Own", bound=PolicyLossArgs)
 

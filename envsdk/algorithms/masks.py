@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from envsdk.algorithms.advantage_sample import AdvantageSample, Floats
 from envsdk.algorithms.estimators import members_of
-from envsdk.trajectory import FinishReason
+from envsdk.contracts.trajectory import FinishReason
 
 if TYPE_CHECKING:
     from envsdk.algorithms.advantage_args import AdvantageKeys

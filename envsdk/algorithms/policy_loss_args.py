@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.strict import StrictSettings
 
 if TYPE_CHECKING:
     from envsdk.algorithms.args import AlgorithmKeys

@@ -11,12 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
-from envsdk import run_limits
 from envsdk.buffer.contract import GroupState, Terms
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
 from envsdk.buffer.tables import batch_groups, batches, cursors, groups, job, members, payloads, versions
-from envsdk.failures import StorageError
+from envsdk.contracts import run_limits
+from envsdk.contracts.failures import StorageError
 
 _EXAMPLES = 5
 _G = groups.c

@@ -22,7 +22,7 @@ from envsdk.buffer.connecting import may_pass, reason_of, shown_place, told
 from envsdk.buffer.contract import Signal
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.waking import Bell, bell_of
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 
 Result = TypeVar("Result")
 

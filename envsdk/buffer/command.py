@@ -13,6 +13,12 @@ import rich.box
 from pydantic import NonNegativeInt
 from rich.table import Table
 
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.trajectories import write_trajectories
 from envsdk.buffer.audit import audit
 from envsdk.buffer.connecting import shown_place, url_of
 from envsdk.buffer.contract import GroupState
@@ -20,13 +26,7 @@ from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.inspection import Content, Total, inspect
 from envsdk.buffer.places import find_buffer, opened
 from envsdk.buffer.upkeep import DROPPABLE, Which, drop_by_hand, stored_trajectories, vacuum
-from envsdk.display.console import TerminalConsole
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
-from envsdk.store.atomic import make_folder
-from envsdk.store.trajectories import write_trajectories
+from envsdk.contracts.failures import ConfigurationError
 
 MOST_VERSIONS = 10
 """In the table."""

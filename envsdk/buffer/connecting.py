@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.settings.extras import require
+from envsdk.base.settings.extras import require
+from envsdk.contracts.failures import ConfigurationError, StorageError
 
 BUSY_S = 5.0
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from envsdk import run_limits
-from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.trajectory import Task
+from envsdk.contracts import run_limits
+from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.contracts.trajectory import Task
 
 BUFFER_FILE = "buffer.db"
 """A job's buffer, in its folder, when the configuration names no other."""

@@ -31,7 +31,7 @@ from envsdk.buffer.rows import (
 )
 from envsdk.buffer.tables import batches, cursors, groups, job, members, payloads
 from envsdk.buffer.transaction import Database, Transaction
-from envsdk.trajectory import Task
+from envsdk.contracts.trajectory import Task
 
 
 class ExplorerSide:

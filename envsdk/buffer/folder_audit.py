@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 from sqlalchemy import Engine
 
+from envsdk.base.store.file_digests import damaged
 from envsdk.buffer.payload import table_of
 from envsdk.buffer.places import snapshot
 from envsdk.buffer.tables import batch_groups, job, payloads
-from envsdk.failures import StorageError
-from envsdk.store.file_digests import damaged
+from envsdk.contracts.failures import StorageError
 
 
 def audit_folder(engine: Engine, folder: Path) -> list[str]:

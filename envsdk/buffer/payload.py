@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 
 import pyarrow as pa
 
-from envsdk import run_limits
+from envsdk.base.store.trajectories import from_record_batch, to_record_batch
 from envsdk.buffer.contract import FinishedGroup
-from envsdk.failures import StorageError
-from envsdk.store.trajectories import from_record_batch, to_record_batch
-from envsdk.trajectory import Trajectory
+from envsdk.contracts import run_limits
+from envsdk.contracts.failures import StorageError
+from envsdk.contracts.trajectory import Trajectory
 
 _DIGEST_BYTES = 16
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")

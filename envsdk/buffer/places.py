@@ -14,11 +14,11 @@ import yaml
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
+from envsdk.base.settings.extras import require
 from envsdk.buffer import tables
 from envsdk.buffer.connecting import BUSY_S, is_other_schema, open_engine, shown_place, told, url_of
 from envsdk.buffer.contract import BUFFER_FILE
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.settings.extras import require
+from envsdk.contracts.failures import ConfigurationError, StorageError
 
 _CONFIG_FILES = ("config.yaml", "explorers/*/config.yaml")
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping
 from envsdk.buffer.contract import ClaimedGroup, GroupState, PublishedVersion, TakenGroup
 from envsdk.buffer.selection import WaitingGroup
 from envsdk.buffer.tables import batch_groups, batches, dropped_tokens, groups, payloads
-from envsdk.trajectory import Task
+from envsdk.contracts.trajectory import Task
 
 TRAIN_SPLIT = "train"
 OPENED = {"state": GroupState.OPEN, "incarnation": "", "token": "", "oldest_version": None}

@@ -40,7 +40,7 @@ from envsdk.buffer.rows import dropped_by_tag, is_in, published_version
 from envsdk.buffer.tables import groups, job, members, signals, versions
 from envsdk.buffer.trainer_side import TrainerSide
 from envsdk.buffer.transaction import Database, job_view
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.contracts.failures import ConfigurationError, StorageError
 
 
 class SqlBuffer:

@@ -18,7 +18,7 @@ from sqlalchemy import (
     inspect,
 )
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 FORMAT = 1
 """Raised when earlier versions of envsdk can no longer use a buffer."""

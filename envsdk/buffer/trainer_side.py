@@ -15,7 +15,7 @@ from envsdk.buffer.rows import is_in, longest_s, take_out, taken_groups, waiting
 from envsdk.buffer.selection import Selection, WaitingGroup, choose, fill, lacks_for_good
 from envsdk.buffer.tables import batch_groups, batches, groups, job, members, payloads, versions
 from envsdk.buffer.transaction import Database, Transaction
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 
 OLDEST_ONCE = Selection()
 

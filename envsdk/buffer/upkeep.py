@@ -20,8 +20,8 @@ from envsdk.buffer.places import snapshot
 from envsdk.buffer.rows import take_out
 from envsdk.buffer.tables import groups, job, members, payloads, signals
 from envsdk.buffer.transaction import database_time
-from envsdk.failures import StorageError
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.failures import StorageError
+from envsdk.contracts.trajectory import Trajectory
 
 BY_HAND = "dropped by hand"
 DROPPABLE = (GroupState.OPEN, GroupState.LEASED, GroupState.READY)

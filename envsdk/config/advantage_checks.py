@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from envsdk.algorithms.estimator_contract import EstimatorArgs
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import Problem
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
-from envsdk.failures import ConfigurationError
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import Problem
+from envsdk.contracts.failures import ConfigurationError
 
 COMPARING_FILTERS = ("zero_variance", "uniform_success")
 

@@ -13,9 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envsdk import registry
 from envsdk.algorithms.loss_settings import corrected_twice
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
+from envsdk.base import registry
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import KeyPath, Problem, dotted
+from envsdk.base.settings.validation import problems_in
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
@@ -23,14 +27,10 @@ from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
-from envsdk.env import EnvSpec, Isolation
-from envsdk.failures import ConfigurationError
-from envsdk.inference.settings import EngineSettings
-from envsdk.plugins import plugin_names
-from envsdk.prompts import PLACEHOLDERS
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import KeyPath, Problem, dotted
-from envsdk.settings.validation import problems_in
+from envsdk.contracts.env import EnvSpec, Isolation
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.prompts import PLACEHOLDERS
+from envsdk.engines.settings import EngineSettings
 
 _BRACED_NAME = re.compile(r"(?<!\\boxed)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Not the argument of LaTeX's `\\boxed`, which prompts for mathematics show."""

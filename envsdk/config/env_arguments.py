@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from envsdk import registry
-from envsdk.env import EnvSpec
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import find_modules_here
-from envsdk.settings.nearest import suggest
-from envsdk.settings.options import Argument
+from envsdk.base import registry
+from envsdk.base.plugins import find_modules_here
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.options import Argument
+from envsdk.contracts.env import EnvSpec
+from envsdk.contracts.failures import ConfigurationError
 
 EnvArguments = Annotated[
     tuple[str, ...],

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from envsdk import registry
+from envsdk.base import registry
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.plugins import environment_class, environment_spec, own_turn_limit
-from envsdk.env import EnvSpec
-from envsdk.failures import ConfigurationError
-from envsdk.settings.problems import KeyPath
+from envsdk.contracts.env import EnvSpec
+from envsdk.contracts.failures import ConfigurationError
 
 ORIGIN = "the environment's own"
 

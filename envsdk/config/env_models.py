@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from envsdk import run_limits
 from envsdk.config.section import Names, OwnGeneratingArgs, Section, interleave, split_evenly
+from envsdk.contracts import run_limits
 
 
 class StructuredOutput(Section):

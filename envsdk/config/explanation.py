@@ -10,6 +10,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
+from envsdk.base.settings.problems import dotted
+from envsdk.base.store.hub import known_folder
+from envsdk.base.store.model_files import model_sizes
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
@@ -24,13 +28,9 @@ from envsdk.config.plugins import (
 )
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
-from envsdk.prompt_data.opening import open_prompts
 from envsdk.rewards.loading import reward_class
+from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
-from envsdk.settings.memory import EstimatesSampling, EstimatesTraining, Memory
-from envsdk.settings.problems import dotted
-from envsdk.store.hub import known_folder
-from envsdk.store.model_files import model_sizes
 
 _VALUE_WIDTH = 44
 _NOTE_WIDTH = 110

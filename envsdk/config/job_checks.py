@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import Problem
 from envsdk.config.models import RunConfig
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import Problem
 
 _BUFFER = ("buffer", "trainer_input", "experience_buffer")
 

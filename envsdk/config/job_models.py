@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.section import Section, distinct
-from envsdk.settings.validation import NAME_PATTERN
 
 Mode = Literal["both", "train", "explore", "bench", "serve"]
 

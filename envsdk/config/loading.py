@@ -21,6 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
+from envsdk.base.settings.validation import problems_in
+from envsdk.base.store.hub import hub_folder, is_hub_name
 from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
@@ -31,10 +34,7 @@ from envsdk.config.presets import with_preset
 from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, first_line
 from envsdk.config.rlvr import count_rows, expand
 from envsdk.config.tags import TAGS_FILE, missing_tags
-from envsdk.failures import ConfigurationError
-from envsdk.settings.problems import KeyPath, Problem, describe, dotted
-from envsdk.settings.validation import problems_in
-from envsdk.store.hub import hub_folder, is_hub_name
+from envsdk.contracts.failures import ConfigurationError
 
 DEFAULT = "default"
 

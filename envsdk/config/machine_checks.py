@@ -8,16 +8,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from envsdk import registry
+from envsdk.base import registry
+from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.store.hub import is_hub_name, known_folder
+from envsdk.base.store.model_files import is_model_folder, model_problem
 from envsdk.config import plugins
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.section import split_evenly
-from envsdk.env import Isolation
-from envsdk.failures import ConfigurationError
-from envsdk.settings.problems import KeyPath, Problem
-from envsdk.store.hub import is_hub_name, known_folder
-from envsdk.store.model_files import is_model_folder, model_problem
+from envsdk.contracts.env import Isolation
+from envsdk.contracts.failures import ConfigurationError
 
 _KIB, _MIB = 1024, 1024**2
 

@@ -26,9 +26,10 @@ from pydantic import (
     PositiveInt,
 )
 
-from envsdk import run_limits
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.base.display.scores import MAX_FAILED_SHARE
+from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
 from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, SynchronizerArgs
 from envsdk.config.prices import Prices
@@ -36,8 +37,7 @@ from envsdk.config.ray_models import RayArgs
 from envsdk.config.rlvr_models import RewardArgs, ValidationArgs
 from envsdk.config.role_models import ActorInfer, ActorTrain, Reference
 from envsdk.config.section import GeneratingArgs, Section, Tag, distinct, split_evenly
-from envsdk.display.scores import MAX_FAILED_SHARE
-from envsdk.settings.validation import NAME_PATTERN
+from envsdk.contracts import run_limits
 
 EMBEDDED_DEFAULT = "embedded_default"
 """Value of `pretrain` that stands for the tiny warm-started policy."""

@@ -22,16 +22,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
-from envsdk import registry
 from envsdk.algorithms.estimator_contract import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
 from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
+from envsdk.base import registry
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.models import RunConfig
 from envsdk.config.role_models import Role
-from envsdk.env import AnyTextEnv, EnvSpec, Isolation
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin, plugin_names
-from envsdk.settings.problems import KeyPath
+from envsdk.contracts.env import AnyTextEnv, EnvSpec, Isolation
+from envsdk.contracts.failures import ConfigurationError
 
 ENGINES = "envsdk.engines"
 TRAINERS = "envsdk.trainers"

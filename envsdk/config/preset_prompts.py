@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.rlvr import DEFAULT_DOMAIN, DEFAULT_REWARD, PROMPTS_ENV, found_files, mapping
-from envsdk.prompt_data.files import is_local
-from envsdk.prompt_data.generated import SCHEME
-from envsdk.settings.problems import KeyPath
+from envsdk.rewards.prompt_data.files import is_local
+from envsdk.rewards.prompt_data.generated import SCHEME
 
 Put = Callable[[KeyPath, Any], bool]
 """Sets a key; returns whether it did: an override is never replaced."""

@@ -7,10 +7,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.preset_prompts import Put, put_prompts
-from envsdk.failures import ConfigurationError
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import KeyPath
+from envsdk.contracts.failures import ConfigurationError
 
 TINY_VALUES: Mapping[str, Any] = {
     "pretrain": "embedded_default",

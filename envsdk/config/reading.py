@@ -11,11 +11,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from envsdk.base.settings.nearest import nearest
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.foreign.others import said_of_other_project
 from envsdk.config.hydra_defaults import DEFAULTS, files_of
-from envsdk.failures import ConfigurationError
-from envsdk.settings.nearest import nearest
-from envsdk.settings.problems import KeyPath
+from envsdk.contracts.failures import ConfigurationError
 
 EXTENDS = "extends"
 """Key of a file that names the file it starts from."""

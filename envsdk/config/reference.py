@@ -19,10 +19,10 @@ from pydantic.fields import FieldInfo
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.base.settings.validation import shown
 from envsdk.config import env_models, job_models, models, ray_models, rlvr_models, role_models
 from envsdk.config.plugins import SETTINGS
 from envsdk.config.section import GeneratingArgs, OwnGeneratingArgs
-from envsdk.settings.validation import shown
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The run", models.RunConfig),

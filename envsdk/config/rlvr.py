@@ -19,13 +19,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envsdk import run_limits
+from envsdk.base.settings.problems import KeyPath
+from envsdk.base.store.hub import known_folder
 from envsdk.config.section import split_evenly
-from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.opening import NoRows, open_prompts
-from envsdk.prompt_data.prompts import PromptSource
-from envsdk.settings.problems import KeyPath
-from envsdk.store.hub import known_folder
+from envsdk.contracts import run_limits
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.prompt_data.opening import NoRows, open_prompts
+from envsdk.rewards.prompt_data.prompts import PromptSource
 
 PROMPTS_ENV = "envsdk/Prompts-v1"
 DEFAULT_DOMAIN = "math_rule"

@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.settings.validation import problems_in
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.config.rlvr_models import ValidationArgs
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import reward_class, settings_of
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import KeyPath, Problem
-from envsdk.settings.validation import problems_in
 
 
 def prompt_problems(config: RunConfig) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from envsdk.config.section import OwnGeneratingArgs, Section
-from envsdk.inference.sampling import MinP, Temperature, TopK, TopP
+from envsdk.engines.sampling import MinP, Temperature, TopK, TopP
 
 
 def _as_list(value: Any) -> Any:

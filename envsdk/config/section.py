@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
-from envsdk.inference.sampling import MinP, SamplingParams, Temperature, TopK, TopP
+from envsdk.engines.sampling import MinP, SamplingParams, Temperature, TopK, TopP
 
 
 def distinct(values: list[Any]) -> list[Any]:

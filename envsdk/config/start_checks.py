@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from envsdk.base.settings.problems import KeyPath, Problem, describe
+from envsdk.base.settings.validation import problems_in
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
 from envsdk.config.rlvr_checks import reward_sections
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.prompt_data.opening import Prompts, open_prompts
-from envsdk.prompt_data.prompts import PromptRow, PromptSource
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.rewards.loading import load_reward, settings_of
+from envsdk.rewards.prompt_data.opening import Prompts, open_prompts
+from envsdk.rewards.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.reward import RewardFunction
-from envsdk.settings.problems import KeyPath, Problem, describe
-from envsdk.settings.validation import problems_in
 
 _MAX_NAMED = 5
 """Rows that cannot be used and are shown."""

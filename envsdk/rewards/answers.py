@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.rewards.answer_text import NO_SPACES, after_thinking, is_thinking
 from envsdk.rewards.denials import BOUND, denied, denied_before
-from envsdk.settings.strict import StrictSettings
 
 Way = Literal["boxed", "tag", "hash", "answer_is", "last"]
 

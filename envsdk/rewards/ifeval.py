@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from envsdk.base.settings.extras import require
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.ifeval_checks import Check, instruction, instruction_names, is_in_language
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
-from envsdk.settings.extras import require
-from envsdk.settings.nearest import suggest
-from envsdk.settings.strict import StrictSettings
 
 
 class IFEvalArgs(StrictSettings):

@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from envsdk.failures import ConfigurationError
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.answer_text import after_thinking, is_thinking
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
-from envsdk.settings.strict import StrictSettings
 
 _MOST_TRIED = 1000
 """Brackets that may turn out to open no JSON, so that time stays linear in the text."""

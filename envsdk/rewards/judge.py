@@ -28,8 +28,8 @@ from pydantic import (
     model_validator,
 )
 
-from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.judge_text import (
     TEMPLATES,
@@ -236,8 +236,8 @@ class Judge(ServerReward):
         return _read(await self.post(body))
 
     async def _ask_run(self, text: str, *, seed: int) -> _Completion:
-        from envsdk.inference.run_engines import PromptTooLong, engines_of_this_loop
-        from envsdk.inference.sampling import SamplingParams
+        from envsdk.engines.run_engines import PromptTooLong, engines_of_this_loop
+        from envsdk.engines.sampling import SamplingParams
 
         engines = engines_of_this_loop()
         if engines is None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envsdk.prompts import Message
+from envsdk.contracts.prompts import Message
 from envsdk.rewards.answer_text import after_thinking
 
 Parse = Literal["yes_no", "number", "json", "regex"]

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.plugins import load_plugin
+from envsdk.base.plugins import load_plugin
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import dotted
+from envsdk.base.settings.validation import problems_in
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.rewards.reward import PLUGINS, RewardFunction
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import dotted
-from envsdk.settings.validation import problems_in
 
 WORKER_KEYS = ("world_size", "timeout_s", "infer_batch_size", "memory_mb")
 """Keys of a reward's section in the YAML file that are about its workers."""

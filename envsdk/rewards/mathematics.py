@@ -13,11 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from envsdk.base.settings.extras import require
 from envsdk.rewards.answers import Extraction, boxed_content, find_answer, short
 from envsdk.rewards.notation import expression, number, percentage, quantity
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample, stated_truth, unusable
 from envsdk.rewards.shapes import VARIABLE, alike, leaves, shape_of
-from envsdk.settings.extras import require
 
 _MAX_DEPTH = 30
 """Depth of brackets in an answer: more overflow the parser's stack."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from envsdk.inference.engine_support.failures import ReplyRefused
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.engines.engine_support.failures import ReplyRefused
 from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
-from envsdk.settings.strict import StrictSettings
 
 
 class RemoteArgs(ServerArgs):

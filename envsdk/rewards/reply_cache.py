@@ -12,7 +12,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 _BUSY_S = 0.2
 """How long another process may hold the file; after that its entry counts as missing."""

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from envsdk.failures import Boundary, EnvsdkError
-from envsdk.prompts import Message
+from envsdk.contracts.failures import Boundary, EnvsdkError
+from envsdk.contracts.prompts import Message
 
 PLUGINS = "envsdk.rewards"
 

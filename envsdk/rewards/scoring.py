@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.prompt_data.opening import Prompts, open_prompts
-from envsdk.prompt_data.prompts import PromptRow, PromptSource, Unusable
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.options import Argument, Count, Option, Options, split_names
+from envsdk.base.store.atomic import atomic_file, make_folder
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
+from envsdk.rewards.prompt_data.opening import Prompts, open_prompts
+from envsdk.rewards.prompt_data.prompts import PromptRow, PromptSource, Unusable
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers
-from envsdk.settings.nearest import suggest
-from envsdk.settings.options import Argument, Count, Option, Options, split_names
-from envsdk.store.atomic import atomic_file, make_folder
 
 _MAX_OPEN = 512
 """Responses in memory at a time."""

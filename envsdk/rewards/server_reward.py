@@ -16,12 +16,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from envsdk.failures import without_lone_surrogates
-from envsdk.inference.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.inference.settings import api_key_of
+from envsdk.base.settings.extras import require
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import without_lone_surrogates
+from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.engines.settings import api_key_of
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
-from envsdk.settings.extras import require
-from envsdk.settings.strict import StrictSettings
 
 AnswerT = TypeVar("AnswerT")
 
@@ -60,7 +60,7 @@ class ServerReward(AsyncRewardFunction):
     def __init__(self, args: ServerArgs, *, url: str, name: str) -> None:
         """ConfigurationError when the variable of the key is not set. `name` is the reward's."""
         require(f"reward `{name}`", "httpx2")
-        from envsdk.inference.engine_support.http import http_client
+        from envsdk.engines.engine_support.http import http_client
 
         self._name = name
         self._url = url
@@ -115,7 +115,7 @@ class ServerReward(AsyncRewardFunction):
 
     async def post(self, body: Mapping[str, Any]) -> str:
         """The text of the answer. Raises Unavailable after the last retry, or ReplyRefused."""
-        from envsdk.inference.engine_support.http import post_json, with_retries
+        from envsdk.engines.engine_support.http import post_json, with_retries
 
         return await self.within_limits(
             with_retries(

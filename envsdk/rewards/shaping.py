@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
-from envsdk.settings.strict import StrictSettings
 
 
 class FormatArgs(StrictSettings):

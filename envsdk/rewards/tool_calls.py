@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
-from envsdk.settings.strict import StrictSettings
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 

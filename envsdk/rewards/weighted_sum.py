@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from envsdk.failures import ConfigurationError
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, Sample
 from envsdk.rewards.workers import RewardWorkers
-from envsdk.settings.strict import StrictSettings
 
 
 class Part(StrictSettings):

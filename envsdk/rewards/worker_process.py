@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from envsdk.failures import Boundary, Failure, describe_error, without_lone_surrogates
-from envsdk.processes.forked import ForkedProcesses
-from envsdk.processes.killable import KillableProcess
-from envsdk.processes.process_tree import kill_descendants
+from envsdk.base.processes.forked import ForkedProcesses
+from envsdk.base.processes.killable import KillableProcess
+from envsdk.base.processes.process_tree import kill_descendants
+from envsdk.contracts.failures import Boundary, Failure, describe_error, without_lone_surrogates
 from envsdk.rewards.loading import load_reward, reward_class
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
 

@@ -33,9 +33,9 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.processes.forked import ForkedProcesses
-from envsdk.processes.interrupts import is_from_the_user
+from envsdk.base.processes.forked import ForkedProcesses
+from envsdk.base.processes.interrupts import is_from_the_user
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, RewardFunction, Runs, Sample
 from envsdk.rewards.worker_process import Fault, ScorerBlueprint, Worker, plain_reward, preload

@@ -17,8 +17,8 @@ from typing import Any
 
 from gymnasium.utils.env_checker import data_equivalence
 
-from envsdk.env import TextEnv
-from envsdk.failures import describe_error
+from envsdk.contracts.env import TextEnv
+from envsdk.contracts.failures import describe_error
 from envsdk.testing.time_limits import NeverReturned, call
 
 Factory = Callable[[], TextEnv]

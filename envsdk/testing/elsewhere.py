@@ -13,7 +13,7 @@ def main() -> None:
     answers_to = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
-    from envsdk import registry
+    from envsdk.base import registry
     from envsdk.testing.checks.isolation import watched_answers
     from envsdk.testing.subject import Subject
 

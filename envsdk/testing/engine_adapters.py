@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envsdk.failures import EngineError
-from envsdk.inference.engine import Engine, GenerationResult, WeightReference
+from envsdk.contracts.failures import EngineError
+from envsdk.engines.engine import Engine, GenerationResult, WeightReference
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.inference.engine import Engine, EngineConfig, GenerationRequest, GenerationResult, WeightReference
-from envsdk.inference.sampling import SamplingParams
-from envsdk.trajectory import FinishReason
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest, GenerationResult, WeightReference
+from envsdk.engines.sampling import SamplingParams
 
 _PATIENCE_S = 60.0
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))

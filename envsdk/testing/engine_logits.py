@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.inference.engine import Engine, ErrorKind, PauseMode
-from envsdk.inference.sampling import LogitChanges
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import Engine, ErrorKind, PauseMode
+from envsdk.engines.sampling import LogitChanges
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
-from envsdk.trajectory import FinishReason
 
 
 class LogitTests(EngineHarness):

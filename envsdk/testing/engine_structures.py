@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from envsdk.inference.engine import Engine, ErrorKind, GenerationRequest, PauseMode
-from envsdk.inference.sampling import OutputStructure, TaggedJson
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import Engine, ErrorKind, GenerationRequest, PauseMode
+from envsdk.engines.sampling import OutputStructure, TaggedJson
 from envsdk.testing.engine_harness import EngineHarness, check_result, gather
-from envsdk.trajectory import FinishReason
 
 ALPHABET = string.ascii_lowercase + string.digits + '{}[]":,.-_<>/ ' + string.ascii_uppercase[:13]
 """Text of `write_tokenizer`'s first tokens, one character each."""

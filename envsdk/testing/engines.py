@@ -24,14 +24,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError
-from envsdk.inference.continuation import joined, spans_within
-from envsdk.inference.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.continuation import joined, spans_within
+from envsdk.engines.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
 from envsdk.testing.engine_adapters import AdapterTests
 from envsdk.testing.engine_harness import check_result, gather, until
 from envsdk.testing.engine_logits import LogitTests
 from envsdk.testing.engine_structures import StructureTests
-from envsdk.trajectory import FinishReason
 
 __all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]
 

@@ -50,7 +50,7 @@ class EnvironmentChecks(pytest.Collector):
     """The checks of one environment."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from envsdk.failures import ConfigurationError
+        from envsdk.contracts.failures import ConfigurationError
         from envsdk.testing.runner import chosen
         from envsdk.testing.subject import Options, subject_of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.env import TextEnv
+from envsdk.contracts.env import TextEnv
 from envsdk.testing.checks import Check
 from envsdk.testing.courses import Factory, short, watch
 from envsdk.testing.subject import Options, Subject

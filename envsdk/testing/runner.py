@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.testing.checks import GROUPS, Check, NotApplicable, catalogue
 from envsdk.testing.courses import Fault, build, watch
 from envsdk.testing.reproduction import SLOWEST, call_check, printable, script_for

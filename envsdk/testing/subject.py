@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from envsdk import registry
-from envsdk.env import AnyTextEnv, AsyncTextEnv, EnvSpec, TextEnv
-from envsdk.processes.as_sync import as_sync
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base import registry
+from envsdk.base.processes.as_sync import as_sync
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, EnvSpec, TextEnv
 from envsdk.testing.courses import Factory, build
 from envsdk.testing.time_limits import CallCosts, CallLimits
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from envsdk.env import AnyTextEnv
+from envsdk.contracts.env import AnyTextEnv
 from envsdk.testing.checks import Check, catalogue
 from envsdk.testing.runner import Status, demand_of, described, run
 from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of, synchronous

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking.tracker import Ending, Tracker
-from envsdk.trajectory import Trajectory
 
 START_PATIENCE_S = 30.0
 """For the service's first answer. Settings that it refuses in this time end the start of the run."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from envsdk.config.prices import Prices
-from envsdk.trajectory import Trajectory, Turn
+from envsdk.contracts.trajectory import Trajectory, Turn
 
 TOTAL = "cost/total"
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError, EnvsdkError
-from envsdk.plugins import load_plugin
+from envsdk.base.plugins import load_plugin
+from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking.background import BackgroundTracker
 from envsdk.tracking.tracker import Ending, Tracker
-from envsdk.trajectory import Trajectory
 
 ENTRY_POINT_GROUP = "envsdk.trackers"
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError
-from envsdk.store.appendfile import AppendFile
-from envsdk.store.atomic import write_atomically
+from envsdk.base.store.appendfile import AppendFile
+from envsdk.base.store.atomic import write_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking.tracker import Tracker
 
 FILE_NAME = "metrics.jsonl"

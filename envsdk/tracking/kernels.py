@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from envsdk.store.atomic import write_json_atomically
+from envsdk.base.store.atomic import write_json_atomically
 
 FILE_NAME = "kernels.json"
 

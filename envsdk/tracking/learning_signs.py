@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
 
 STREAK = 2
 """Steps in a row without anything to learn, after which that is reported."""

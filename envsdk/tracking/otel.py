@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from envsdk.base.settings.validation import validated
+from envsdk.base.store.appendfile import AppendFile
 from envsdk.config.prices import Prices
-from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
-from envsdk.store.appendfile import AppendFile
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking.run_record import name_of, settings_of
 from envsdk.tracking.settings import OtelSettings
 from envsdk.tracking.spans import CONVENTIONS, episode_spans, is_sampled
 from envsdk.tracking.tracker import Tracker
-from envsdk.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

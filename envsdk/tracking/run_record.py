@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.base.store.atomic import make_folder, write_atomically
 
 FOLDER = "trackers"
 _SECRET = re.compile(r"(api_?key|token|password|secret)s?$", re.IGNORECASE)

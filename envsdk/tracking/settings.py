@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.strict import StrictSettings
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.config.prices import Prices
-from envsdk.inference.endpoint.tool_calls import find_tool_calls
+from envsdk.contracts.trajectory import Trajectory, Turn
+from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.tracking.cost import Usage, tokens_cost, turn_usage, usage_of
-from envsdk.trajectory import Trajectory, Turn
 
 CONVENTIONS = "semantic-conventions-genai 0.1.0"
 PROVIDER = "envsdk"

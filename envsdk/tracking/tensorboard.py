@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.tracking.tracker import Tracker
 
 FOLDER_NAME = "tensorboard"

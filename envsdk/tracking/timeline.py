@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
-from envsdk.store.appendfile import AppendFile
+from envsdk.base.store.appendfile import AppendFile
 
 FILE_NAME = "timeline.json"
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
 
 
 class Ending(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.settings.validation import validated
+from envsdk.base.settings.validation import validated
 from envsdk.tracking.run_record import keep_run, known_run, name_of, settings_of
 from envsdk.tracking.settings import TrackioSettings
 from envsdk.tracking.tracker import Ending, Tracker

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError
-from envsdk.settings.validation import validated
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking.run_record import keep_run, known_run, name_of, settings_of
 from envsdk.tracking.settings import WandbSettings
 from envsdk.tracking.tracker import Ending, Tracker

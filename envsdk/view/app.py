@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from envsdk.failures import EnvsdkError
+from envsdk.contracts.failures import EnvsdkError
 from envsdk.view.filters import Filter, FilterError
 from envsdk.view.library import Library, OpenSource
 from envsdk.view.page import ASSETS, served_page

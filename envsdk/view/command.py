@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.contracts.failures import ConfigurationError, StorageError
 
 if TYPE_CHECKING:
     from envsdk.view.library import Library
@@ -83,7 +83,7 @@ def view(options: ViewOptions) -> None:
 def _serve(library: Library, options: ViewOptions) -> None:
     host = options.host
     try:
-        from envsdk.net.web_server import WebServer
+        from envsdk.base.net.web_server import WebServer
         from envsdk.view.app import make_app
     except ModuleNotFoundError as error:
         raise ConfigurationError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from envsdk.managers.ledger_history import replay
 from envsdk.managers.ledger_log import LOG_NAME, read_log
 

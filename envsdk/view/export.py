@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from envsdk.display.terminal import say
-from envsdk.store.atomic import write_atomically
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import write_atomically
 from envsdk.tracking import jsonl
 from envsdk.view.columns import list_columns
 from envsdk.view.library import OpenSource

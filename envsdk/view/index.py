@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import EnvsdkError, StorageError
-from envsdk.store.atomic import make_folder
-from envsdk.store.cache import cache_folder
-from envsdk.store.file_lock import locked
+from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.cache import cache_folder
+from envsdk.base.store.file_lock import locked
+from envsdk.contracts.failures import EnvsdkError, StorageError
 from envsdk.view.columns import COLUMNS
 from envsdk.view.filters import Filter, FilterError
 from envsdk.view.rows import IndexRow, rows_of_file

@@ -19,13 +19,13 @@ from typing import Any
 import yaml
 
 from envsdk import tracking
+from envsdk.base.settings.extras import require
+from envsdk.base.store.shards import MANIFEST
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import read_rows
 from envsdk.buffer.contract import BUFFER_FILE
-from envsdk.failures import EnvsdkError, StorageError
+from envsdk.contracts.failures import EnvsdkError, StorageError
 from envsdk.managers.ledger_log import LOG_NAME
-from envsdk.settings.extras import require
-from envsdk.store.shards import MANIFEST
-from envsdk.store.tally import Tally
-from envsdk.store.trajectories import read_rows
 from envsdk.tracking import jsonl, timeline
 from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.learning_signs import signs_of

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from envsdk.store.trajectories import iter_record_batches, read_metadata
+from envsdk.base.store.trajectories import iter_record_batches, read_metadata
 from envsdk.view.columns import COLUMNS, Stored, TokenStats
 from envsdk.view.sources import FileRole
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from envsdk.display.scores import MEAN, Score, change, held_out, scores
+from envsdk.base.display.scores import MEAN, Score, change, held_out, scores
 from envsdk.tracking.timeline import TimelineEvent
 from envsdk.view.columns import finite
 

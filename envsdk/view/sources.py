@@ -18,9 +18,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from envsdk.base.store.shards import FORMAT, MANIFEST
 from envsdk.buffer.contract import BUFFER_FILE
-from envsdk.failures import ConfigurationError
-from envsdk.store.shards import FORMAT, MANIFEST
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking import jsonl, timeline
 
 CONFIG_FILE = "config.yaml"

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from envsdk.failures import ConfigurationError
-from envsdk.store.hub import known_folder
-from envsdk.store.shards import MANIFEST
-from envsdk.trajectory import Trajectory
+from envsdk.base.store.hub import known_folder
+from envsdk.base.store.shards import MANIFEST
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.view.sources import CONFIG_FILE, Kind, Source
 
 TOKENIZER_FILE = "tokenizer.json"

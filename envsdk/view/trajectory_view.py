@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.trajectory import TokenArrays, Trajectory, Turn
+from envsdk.contracts.trajectory import TokenArrays, Trajectory, Turn
 from envsdk.view.columns import finite
 
 TEXT_LIMIT = 100_000

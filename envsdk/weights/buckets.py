@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor

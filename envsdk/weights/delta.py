@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import Buffer, as_array, as_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX, Adapter
 from envsdk.weights.shapes import Shapes, checked
 from envsdk.weights.tensors import copies

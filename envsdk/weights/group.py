@@ -25,7 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo, Work
 
-from envsdk.net.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.base.net.rendezvous import address_towards, host_store, interface_of, join_store
 from envsdk.weights.buckets import Memory, UpdateInterrupted
 
 TIMEOUT = timedelta(seconds=30)

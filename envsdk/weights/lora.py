@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.shapes import Shapes
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import Bucket, UpdateInterrupted, fill_buckets, read_buckets
 from envsdk.weights.tensors import as_tensors
 from envsdk.weights.versions import VersionGone

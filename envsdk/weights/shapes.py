@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

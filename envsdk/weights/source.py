@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import ray
 
-from envsdk.failures import ConfigurationError, EngineError
+from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.weights.delta import WeightBase
 from envsdk.weights.folders import optional_head
 from envsdk.weights.shapes import Shape, checked, shapes_in

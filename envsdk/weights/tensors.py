@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.weights.buckets import Buffer
 from envsdk.weights.device_memory import Handle
 from envsdk.weights.shared_memory import SharedPlace

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from envsdk.processes.actor_death import ACTOR_DIED, on_the_living
+from envsdk.base.processes.actor_death import ACTOR_DIED, on_the_living
 from envsdk.weights.buckets import Bucket, Memory, UpdateInterrupted, fill_buckets
 from envsdk.weights.delta import WeightBase
 from envsdk.weights.senders import (

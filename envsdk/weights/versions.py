@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envsdk.failures import EngineError, StorageError
-from envsdk.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.contracts.failures import EngineError, StorageError
 
 KEEP_LAST = 3
 MANIFEST = "version.json"

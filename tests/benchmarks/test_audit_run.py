@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.audit_run import audit
-from envsdk.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Command, Discard, Grant, Lease, LedgerConfig
 from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
-from envsdk.pipeline.rollout_metrics import rollout_metrics
-from envsdk.trajectory import Outcome, Trajectory
+from envsdk.runs.rollout_metrics import rollout_metrics
 from tests.envsdk.view.view_runs import make_trajectory
 
 STEPS = 5

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envsdk.chat import ChatTokenizer
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.endpoint.record import RecordedReply
-from envsdk.inference.endpoint.sampling import SamplingRules
-from envsdk.inference.endpoint.server import Endpoint, EndpointConfig
-from envsdk.inference.endpoint.sessions import Session
-from envsdk.inference.engine import Engine, EngineConfig
-from envsdk.inference.mock import MockEngine
-from envsdk.inference.proxy import InferenceProxy, LocalLink
-from envsdk.processes.background_loop import on_background_loop
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.base.processes.background_loop import on_background_loop
+from envsdk.contracts.chat import ChatTokenizer
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.endpoint.record import RecordedReply
+from envsdk.engines.endpoint.sampling import SamplingRules
+from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
+from envsdk.engines.endpoint.sessions import Session
+from envsdk.engines.engine import Engine, EngineConfig
+from envsdk.engines.mock import MockEngine
+from envsdk.engines.proxy import InferenceProxy, LocalLink
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 LENGTH = 16384
 MODEL = "policy"

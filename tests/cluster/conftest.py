@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.cluster.nodes import kind
 
 MEASURED: list[tuple[str, float]] = []

@@ -32,7 +32,7 @@ from types import TracebackType
 import psutil
 
 from benchmarks.soak_parts.patience import Patience
-from envsdk.net.rendezvous import free_port
+from envsdk.base.net.rendezvous import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent

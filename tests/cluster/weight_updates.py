@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from benchmarks.weight_update import CopyingHost, Sender
-from envsdk.inference.engine import EngineConfig
+from envsdk.engines.engine import EngineConfig
 from envsdk.managers.ray_nodes import NODE_LABEL, cluster_nodes, this_node
 from envsdk.weights.transports import choose_transport
 from envsdk.weights.update import TransferReport, WeightTransfer, update_engines

@@ -167,7 +167,7 @@ def test_a_command_line_has_arguments_that_its_command_takes(module: str, argume
 
     from envsdk.config import load_config
     from envsdk.config.reading import examples_folder
-    from envsdk.failures import ConfigurationError
+    from envsdk.contracts.failures import ConfigurationError
 
     places = [module, f"{module}.command", f"{module}.__main__"]
     # A package may have a module called `app`, too.

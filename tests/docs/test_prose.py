@@ -19,8 +19,8 @@ _BEING_WRITTEN_ANEW = (
     "envsdk/config/roll/",
     "envsdk/config/trinity/",
     "envsdk/buffer/sql_buffer.py",
-    "envsdk/job/weight_outlets.py",
-    "envsdk/pipeline/rollouts.py",
+    "envsdk/explorers/weight_outlets.py",
+    "envsdk/runs/rollouts.py",
     "managers/scheduler.py",
 )
 """Files whose docstrings are not held yet. Take a line out when its files pass."""

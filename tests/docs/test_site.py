@@ -131,7 +131,7 @@ def test_the_file_of_the_small_model_page_is_a_valid_run(
 
 _COMMANDS = "train|collect|evaluate|replay|reward|report|sft|serve|serve_env|check|init|view|envs"
 _OTHER_SPELLING = re.compile(rf"python3? -m envsdk\.(?:{_COMMANDS})(?![\w.])")
-_MENTIONS = {"docs/README.md", "envsdk/cli.py", "envsdk/display/command_line.py"}
+_MENTIONS = {"docs/README.md", "envsdk/cli.py", "envsdk/base/display/command_line.py"}
 """Where it is said that both spellings are the same."""
 
 

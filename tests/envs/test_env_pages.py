@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.plugins import load_object
-from envsdk.registry import known_ids, spec
+from envsdk.base.plugins import load_object
+from envsdk.base.registry import known_ids, spec
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = sorted(file.parent for file in (ROOT / "envs").glob("*/__init__.py"))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from envsdk import plugins, registry
-from envsdk.env import EnvSpec
+from envsdk.base import plugins, registry
+from envsdk.contracts.env import EnvSpec
+from envsdk.contracts.failures import ConfigurationError, EnvsdkError
 from envsdk.envs.__main__ import main
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.play import play
-from envsdk.failures import ConfigurationError, EnvsdkError
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "envsdk.envs", "--play", "FrozenLake", "--seed", "3", "legend=false"]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envsdk
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.order_desk.desk import WAREHOUSES, Desk, draw_task
 from envsdk.envs.order_desk.env import OrderDeskEnv, call
-from envsdk.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 
 TestOrderDesk = TextEnvSuite.of(

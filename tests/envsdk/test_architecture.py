@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -14,20 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.house import LINKED, PICTURE, ROOT, House, classes_of, files_of, num_lines, picture, sizes
-
-CONTRACTS = {
-    "chat",
-    "env",
-    "failures",
-    "policy",
-    "prompts",
-    "run_limits",
-    "seeds",
-    "trainer",
-    "trajectory",
-    "turn_env",
-}
-"""Modules of the package itself that every room may import."""
 
 COMMANDS = {
     "__main__",
@@ -53,29 +39,29 @@ PURE_CORES = {
     "envsdk/buffer/contract.py",
     "envsdk/buffer/fairness.py",
     "envsdk/buffer/selection.py",
-    "envsdk/job/weight_lag.py",
-    "envsdk/run_limits.py",
-    "envsdk/settings/memory.py",
-    "envsdk/inference/full_context.py",
-    "envsdk/inference/refusals.py",
-    "envsdk/datasets/atif_documents.py",
-    "envsdk/datasets/card.py",
-    "envsdk/datasets/differences.py",
-    "envsdk/datasets/selection.py",
-    "envsdk/datasets/tool_messages.py",
+    "envsdk/explorers/weight_lag.py",
+    "envsdk/contracts/run_limits.py",
+    "envsdk/base/settings/memory.py",
+    "envsdk/engines/full_context.py",
+    "envsdk/engines/refusals.py",
+    "envsdk/rollouts/datasets/atif_documents.py",
+    "envsdk/rollouts/datasets/card.py",
+    "envsdk/rollouts/datasets/differences.py",
+    "envsdk/rollouts/datasets/selection.py",
+    "envsdk/rollouts/datasets/tool_messages.py",
     "envsdk/adapters/tools/answers.py",
-    "envsdk/seeds.py",
-    "envsdk/trajectory.py",
-    "envsdk/inference/endpoint/bodies.py",
-    "envsdk/inference/endpoint/messages.py",
-    "envsdk/inference/endpoint/record.py",
-    "envsdk/inference/endpoint/reply_text.py",
-    "envsdk/inference/endpoint/sampling.py",
-    "envsdk/inference/endpoint/tool_calls.py",
-    "envsdk/inference/endpoint/trajectories.py",
-    "envsdk/inference/endpoint/wire.py",
-    "envsdk/inference/engine_pool.py",
-    "envsdk/display/scores.py",
+    "envsdk/contracts/seeds.py",
+    "envsdk/contracts/trajectory.py",
+    "envsdk/engines/endpoint/bodies.py",
+    "envsdk/engines/endpoint/messages.py",
+    "envsdk/engines/endpoint/record.py",
+    "envsdk/engines/endpoint/reply_text.py",
+    "envsdk/engines/endpoint/sampling.py",
+    "envsdk/engines/endpoint/tool_calls.py",
+    "envsdk/engines/endpoint/trajectories.py",
+    "envsdk/engines/endpoint/wire.py",
+    "envsdk/engines/engine_pool.py",
+    "envsdk/base/display/scores.py",
     "envsdk/tracking/cost.py",
     "envsdk/tracking/learning_signs.py",
     "envsdk/tracking/spans.py",
@@ -83,13 +69,13 @@ PURE_CORES = {
     "envsdk/view/run_view.py",
     "envsdk/view/trajectory_view.py",
     "envsdk/view/waiting.py",
-    "envsdk/results/advantages.py",
-    "envsdk/results/trajectories.py",
-    "envsdk/planning/candidates.py",
-    "envsdk/planning/engines.py",
-    "envsdk/planning/report.py",
-    "envsdk/planning/simulation.py",
-    "envsdk/planning/workload.py",
+    "envsdk/rollouts/results/advantages.py",
+    "envsdk/rollouts/results/trajectories.py",
+    "envsdk/view/planning/candidates.py",
+    "envsdk/view/planning/engines.py",
+    "envsdk/view/planning/report.py",
+    "envsdk/view/planning/simulation.py",
+    "envsdk/view/planning/workload.py",
     "envsdk/rewards/code/compare.py",
     "envsdk/rewards/denials.py",
     "envsdk/rewards/notation.py",
@@ -126,18 +112,23 @@ class Import:
     @property
     def room(self) -> str | None:
         """The room that the imported module lies in; None outside this package or in its `__init__`."""
-        parts = self.module.split(".")
-        return room_of(parts[1]) if parts[0] == "envsdk" and len(parts) > 1 else None
+        package, *parts = self.module.split(".")
+        return room_of(parts) if package == "envsdk" and parts else None
 
 
-def room_of(name: str) -> str | None:
-    """The room of the package's member `name`; None for a name that `envsdk/__init__.py` defines."""
-    if name in CONTRACTS:
-        return "contracts"
-    if name in COMMANDS:
+def room_of(parts: Sequence[str]) -> str | None:
+    """The room of a module below the package; None for what the `__init__.py` of package or wing defines.
+
+    A wing's folder may hold rooms: the longest name that tests/house.toml lists is the room.
+    """
+    if parts[0] in COMMANDS:
         return "commands"
-    is_module = (ROOT / "envsdk" / name).is_dir() or (ROOT / "envsdk" / f"{name}.py").exists()
-    return name if is_module else None
+    nested = "/".join(parts[:2])
+    if nested in HOUSE.rooms:
+        return nested
+    has_rooms = any(room.startswith(f"{parts[0]}/") for room in HOUSE.rooms)
+    is_module = (ROOT / "envsdk" / parts[0]).is_dir() or (ROOT / "envsdk" / f"{parts[0]}.py").exists()
+    return parts[0] if is_module and (parts[0] in HOUSE.rooms or not has_rooms) else None
 
 
 @cache
@@ -172,16 +163,15 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def package_files() -> Iterator[tuple[str, Path]]:
-    """Every Python file of the package with its room; the package's `__init__.py` belongs to none."""
+    """Every Python file of the package with its room; an `__init__.py` above the rooms belongs to none."""
     package = ROOT / "envsdk"
     for file in files_of("envsdk"):
-        first = file.relative_to(package).with_suffix("").parts[0]
-        if first not in LINKED | {"__init__", "scaffold"}:
-            room = room_of(first)
-            assert room is not None
+        parts = [part for part in file.relative_to(package).with_suffix("").parts if part != "__init__"]
+        if parts and parts[0] not in LINKED | {"scaffold"} and (room := room_of(parts)):
             yield room, file
-    for room in sorted(LINKED):
-        yield from ((room, file) for file in files_of(room))
+    for linked in sorted(LINKED):
+        for file in files_of(linked):
+            yield room_of(file.relative_to(ROOT).with_suffix("").parts) or linked, file
 
 
 def test_the_reader_of_imports_sees_every_kind_of_import(tmp_path: Path) -> None:
@@ -354,8 +344,8 @@ def test_importing_envsdk_loads_neither_torch_nor_ray_nor_transformers() -> None
 
 
 _PRINTS = {"print", "Console"}
-_TERMINAL = {"envsdk/display/terminal.py", "envsdk/display/console.py"}
-_FOR_OTHER_PROCESSES = {"envsdk/store/model_files.py"}
+_TERMINAL = {"envsdk/base/display/terminal.py", "envsdk/base/display/console.py"}
+_FOR_OTHER_PROCESSES = {"envsdk/base/store/model_files.py"}
 """Print what another process of ours reads."""
 
 
@@ -368,7 +358,9 @@ def test_what_is_printed_goes_through_the_terminal_module() -> None:
                 continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    assert node.func.id not in _PRINTS, f"{name}:{node.lineno}: use envsdk.display.terminal"
+                    assert node.func.id not in _PRINTS, (
+                        f"{name}:{node.lineno}: use envsdk.base.display.terminal"
+                    )
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
                     streams = (node.value.attr, node.attr)
                     assert streams not in {("stdout", "write"), ("stderr", "write")}, f"{name}:{node.lineno}"

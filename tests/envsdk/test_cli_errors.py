@@ -17,9 +17,9 @@ import pytest
 import typer
 
 from envsdk import cli, train
+from envsdk.base.display.command_line import run_app, run_command
 from envsdk.cli import main
-from envsdk.display.command_line import run_app, run_command
-from envsdk.failures import (
+from envsdk.contracts.failures import (
     ConfigurationError,
     EngineError,
     EnvsdkError,
@@ -99,7 +99,9 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("envsdk.settings.extras.find_spec", lambda name: None if name == "torch" else name)
+    monkeypatch.setattr(
+        "envsdk.base.settings.extras.find_spec", lambda name: None if name == "torch" else name
+    )
     assert main(command) == 2
     assert "needs torch, not installed here: pip install 'envsdk[train]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -116,7 +118,9 @@ def test_what_a_command_needs_is_asked_for_before_it_begins(
 def test_what_the_plug_ins_of_a_run_need_is_asked_for_before_it_begins(
     example: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("envsdk.settings.extras.find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr(
+        "envsdk.base.settings.extras.find_spec", lambda name: None if name == module else name
+    )
     assert main(["train", example]) == 2
     assert f"this run needs {module}, not installed here: pip install 'envsdk[{extra}]'" in (
         capsys.readouterr().err
@@ -285,7 +289,7 @@ def test_train_hands_the_configuration_to_the_pipeline(monkeypatch: pytest.Monke
     from envsdk.config import LoadedConfig
 
     runs: list[LoadedConfig] = []
-    pipeline = ModuleType("envsdk.job.start")
+    pipeline = ModuleType("envsdk.explorers.start")
     pipeline.run = runs.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
     assert main(["train", "agentic_async.yaml", "max_steps=3"]) == 0
@@ -298,7 +302,7 @@ def test_a_pipeline_that_fails_fails_the_command(
     def run(loaded: object) -> None:
         raise EnvsdkError("nothing worked")
 
-    pipeline = ModuleType("envsdk.job.start")
+    pipeline = ModuleType("envsdk.explorers.start")
     pipeline.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, pipeline.__name__, pipeline)
     assert main(["train", "agentic_async.yaml"]) == 1
@@ -321,7 +325,7 @@ def test_the_process_itself_exits_2_on_a_wrong_key(command: list[str]) -> None:
 
 def test_a_reader_that_goes_away_is_no_success_and_no_traceback() -> None:
     program = (
-        "import sys; from envsdk.display.command_line import run_command;"
+        "import sys; from envsdk.base.display.command_line import run_command;"
         "sys.exit(run_command(lambda: [print('x' * 1000) for _ in range(10**4)] and None)())"
     )
     process = subprocess.Popen(

@@ -15,8 +15,8 @@ import pytest
 from packaging.version import Version
 
 import envsdk
-from envsdk.settings import extras
-from envsdk.settings.public import Deprecated, public_names
+from envsdk.base.settings import extras
+from envsdk.base.settings.public import Deprecated, public_names
 from tests.envsdk.public_api import FILE, MODULES, gone, public_api
 
 

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import Boundary, ConfigurationError, Failure
-from envsdk.pipeline import lost_runtime
+from envsdk.base.store.trajectories import write_trajectories
+from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.report import main
-from envsdk.store.trajectories import write_trajectories
+from envsdk.runs import lost_runtime
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline, Track
-from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.view.export import write_report, write_report_of_job
 
 ATTACK = "</pre><script>alert('x')</script><img src=https://example.org/x>"

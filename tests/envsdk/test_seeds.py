@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.seeds import stable_seed
+from envsdk.contracts.seeds import stable_seed
 
 parts = st.lists(st.integers(-(2**40), 2**40) | st.text(max_size=4), max_size=3)
 

@@ -10,24 +10,24 @@ from pathlib import Path
 
 PACKAGES = [
     "envsdk.algorithms",
-    "envsdk.inference.embedded",
+    "envsdk.engines.embedded",
     "envsdk.trainers",
-    "envsdk.warm_start",
+    "envsdk.trainers.warm_start",
 ]
 """Imported with all their modules."""
 
 MODULES = [
     "envsdk.config.loading",
-    "envsdk.inference.openai",
-    "envsdk.inference.vllm",
-    "envsdk.pipeline.batches",
-    "envsdk.play.local_engine",
-    "envsdk.play.rollout",
-    "envsdk.results.trajectories",
+    "envsdk.engines.openai",
+    "envsdk.engines.vllm",
+    "envsdk.runs.batches",
+    "envsdk.rollouts.play.local_engine",
+    "envsdk.rollouts.play.rollout",
+    "envsdk.rollouts.results.trajectories",
     "envsdk.rewards.reward",
 ]
 
-DATA = ["envsdk.warm_start.fine_tuning"]
+DATA = ["envsdk.trainers.warm_start.fine_tuning"]
 """Modules that read or write Parquet."""
 
 ABSENT = """
@@ -54,10 +54,10 @@ from pathlib import Path
 import envsdk
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.config.loading import load_config
-from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch
-from envsdk.trainer import TrainerConfig
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch
+from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.warm_start.prepare import prepare_policy
+from envsdk.trainers.warm_start.prepare import prepare_policy
 
 config = load_config("agentic_async.yaml", ["warm_start={num_episodes: 16, hidden_size: 32}"]).config
 folder = prepare_policy(config)

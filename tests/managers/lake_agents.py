@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import httpx2
 
-from envsdk.inference.endpoint.errors import ApiError
+from envsdk.engines.endpoint.errors import ApiError
 from envsdk.managers.agent_env_manager import AgentEnvManager, AgentEpisode
 
 

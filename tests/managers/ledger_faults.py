@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
     Batch,
@@ -28,7 +29,6 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.trajectory import Task
 
 EVENTS = (
     "add_slots",

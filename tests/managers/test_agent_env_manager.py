@@ -11,21 +11,21 @@ import numpy as np
 import psutil
 import pytest
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
-from envsdk.failures import Boundary
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_policy import EnginePolicy
-from envsdk.inference.mock import MockEngine
-from envsdk.inference.proxy import InferenceProxy, LocalLink
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts.failures import Boundary
+from envsdk.contracts.prompts import AgentPrompts
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_policy import EnginePolicy
+from envsdk.engines.mock import MockEngine
+from envsdk.engines.proxy import InferenceProxy, LocalLink
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
-from envsdk.play.local_runner import play_tasks
-from envsdk.prompts import AgentPrompts
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Outcome, Task, Trajectory
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
-from tests.envsdk.inference.endpoint_models import CHATS
+from envsdk.rollouts.play.local_runner import play_tasks
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from tests.envsdk.engines.endpoint_models import CHATS
 from tests.managers import lake_agents
 from tests.managers.toy_envs import COUNTING, TROUBLESOME
 

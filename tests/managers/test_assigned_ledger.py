@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.buffer.contract import ClaimedGroup
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.assigned_ledger import MOST_OPEN_PER_SLOT, AssignedLedger
 from envsdk.managers.ledger_types import Cancel, CancelReason, Command, Grant, GroupDropped, LedgerConfig
-from envsdk.trajectory import Task
 
 CONFIG = LedgerConfig(
     batch_size=4, group_size=2, alpha=1, tag_weights={"lake": 1, "rooms": 1}, max_group_attempts=2

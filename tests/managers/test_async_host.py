@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from envsdk.env import EnvSpec, Info, Isolation
+from envsdk.base.processes.call_watch import CALLS
+from envsdk.contracts.env import EnvSpec, Info, Isolation
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import AsyncHost, open_host
-from envsdk.processes.call_watch import CALLS
 from tests.managers.toy_envs import ASYNC_COUNTING, ASYNC_TROUBLESOME, COUNTING, AsyncCountingEnv
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.managers import batch_files
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.trajectory import Outcome, Task, Trajectory
 
 STATE = LedgerState(
     version=0, next_group_id=0, next_lease_id=0, cursors={}, shares={}, tag_weights={}, ends={}, unfinished=()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envsdk.env import EnvSpec, Info, Isolation
+from envsdk.base.processes.interrupts import noticing_ctrl_c
+from envsdk.contracts.env import EnvSpec, Info, Isolation
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed, reset_result, step_result
 from envsdk.managers.hosts import open_host
-from envsdk.processes.interrupts import noticing_ctrl_c
-from envsdk.trajectory import Task
 from tests.managers.toy_envs import (
     ASYNC_COUNTING,
     ASYNC_TROUBLESOME,

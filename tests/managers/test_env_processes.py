@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from envsdk.env import EnvSpec, Info, Isolation
+from envsdk.contracts.env import EnvSpec, Info, Isolation
 from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed
 from envsdk.managers.hosts import open_host
 from tests.managers.toy_envs import CountingEnv, SlowlyBuiltEnv
@@ -141,7 +141,7 @@ async def test_a_killed_parent_of_environments_is_replaced() -> None:
         # Not the environments below it, which end with it and may be zombies when it is their turn.
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "envsdk.processes.forked" in " ".join(child.cmdline()):
+                if "envsdk.base.processes.forked" in " ".join(child.cmdline()):
                     child.kill()
                     # The environments are told to end when it has, and could answer until then.
                     child.wait()

@@ -15,17 +15,17 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayError, RaySystemError, RayTaskError
 from toy_envs import CountingEnv
 
-from envsdk.env import EnvSpec
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.sampling import SamplingParams
+from envsdk.base.processes.call_watch import CALLS
+from envsdk.contracts.env import EnvSpec
+from envsdk.contracts.trajectory import Task
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers import env_worker
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import EnvWorker, Finished, FromWorker, Play, ToWorker, WorkerId, WorkerSetup
 from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup
-from envsdk.processes.call_watch import CALLS
-from envsdk.trajectory import Task
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 NUM_SLOTS = 24
 SLOTS = tuple(f"train/a/{number}" for number in range(NUM_SLOTS))

@@ -16,9 +16,9 @@ from envsdk.algorithms.group_filters import (
     uniform_success,
     zero_variance,
 )
-from envsdk.failures import Boundary, ConfigurationError, Failure, RolloutStalled
+from envsdk.contracts.failures import Boundary, ConfigurationError, Failure, RolloutStalled
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
 from envsdk.managers.group_judge import GroupFilters
-from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 
 ENTRIES: TypeAdapter[list[GroupFilterEntry]] = TypeAdapter(GroupFilterEntries)
 

@@ -6,7 +6,7 @@ import pytest
 from ledger_model import LedgerFactory
 from ledger_scenarios import DEADLINE_S, SCENARIOS, finish_all, started
 
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import (
     Cancel,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from ledger_machine import LedgerMachine
 from ledger_scenarios import SCENARIOS
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from envsdk.managers.ledger import OwnTasks, RolloutLedger
 from envsdk.managers.ledger_groups import OpenGroups
 from envsdk.managers.ledger_history import replay

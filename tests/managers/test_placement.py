@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.config.ray_models import RolePlacement
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.placement import Node, check_role, choose_node, has_labels
 
 LABELS = st.dictionaries(st.sampled_from(["zone", "tier"]), st.sampled_from(["a", "b", "c"]))

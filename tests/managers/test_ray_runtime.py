@@ -13,8 +13,9 @@ import psutil
 import pytest
 import ray
 
+from envsdk.base.store.file_lock import locked
 from envsdk.config import RayArgs
-from envsdk.failures import ConfigurationError, EngineError
+from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.managers import ray_runtime
 from envsdk.managers.ray_runtime import (
     MAX_DEFAULT_OBJECT_STORE_BYTES,
@@ -24,7 +25,6 @@ from envsdk.managers.ray_runtime import (
     object_store_bytes,
 )
 from envsdk.managers.ray_session import KEPT_FOLDERS, LOCK, held_session, remove
-from envsdk.store.file_lock import locked
 
 GB = 1024**3
 

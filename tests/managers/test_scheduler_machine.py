@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import ActorDiedError
 
-from envsdk.failures import Boundary, Failure, RolloutStalled
-from envsdk.inference.sampling import SamplingParams
+from envsdk.base.processes.call_watch import Note, read_note
+from envsdk.base.processes.cpu_meter import CpuUse
+from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
+from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers import ledger_shell, slot_activity, worker_group
 from envsdk.managers import scheduler as scheduler_module
 from envsdk.managers.env_worker import (
@@ -38,10 +41,7 @@ from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
-from envsdk.processes.call_watch import Note, read_note
-from envsdk.processes.cpu_meter import CpuUse
-from envsdk.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
-from tests.envsdk.inference.simulated_engines import VirtualTimeLoop
+from tests.envsdk.engines.simulated_engines import VirtualTimeLoop
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0
 SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1"), "w2": ("w2/a/0",)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.contracts.trajectory import Task
 from envsdk.managers.slot_activity import MAX_RESTARTS_WITHOUT_PROGRESS, RestartCounter, SlotActivity
 from envsdk.managers.traj_env_manager import EpisodeOrder
-from envsdk.trajectory import Task
 
 ORDER = EpisodeOrder(
     lease_id=7, group_id=0, member=0, task=Task(tag="a", split="train", index=0), seed=0, policy_seed=0

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import Boundary, Failure, RolloutStalled
+from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.managers.traj_env_manager import EpisodeOrder
-from envsdk.play.local_runner import HOPELESS_EPISODES, TaskListLeases
-from envsdk.trajectory import Outcome, Task, Trajectory
+from envsdk.rollouts.play.local_runner import HOPELESS_EPISODES, TaskListLeases
 
 
 def episode(order: EpisodeOrder, boundary: Boundary | None = None) -> Trajectory:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from envsdk.env import EnvSpec, Info
-from envsdk.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.env import EnvSpec, Info
+from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.contracts.prompts import AgentPrompts, conversation
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory, VersionSpan
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
-from envsdk.play.local_runner import play_tasks
-from envsdk.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.prompts import AgentPrompts, conversation
-from envsdk.trajectory import Outcome, Task, Trajectory, VersionSpan
+from envsdk.rollouts.play.local_runner import play_tasks
 from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
 
 

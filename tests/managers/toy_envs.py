@@ -11,8 +11,8 @@ from typing import Any
 
 import gymnasium
 
-from envsdk.env import AsyncTextEnv, EnvSpec, Info, TextEnv
-from envsdk.failures import Boundary, EnvsdkError
+from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Info, TextEnv
+from envsdk.contracts.failures import Boundary, EnvsdkError
 
 
 class CountingEnv(TextEnv):

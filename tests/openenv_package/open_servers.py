@@ -14,7 +14,7 @@ from typing import Any
 
 from envsdk.adapters.openenv.server import OpenEnvServer
 from envsdk.config.env_arguments import spec_named
-from envsdk.env import EnvSpec
+from envsdk.contracts.env import EnvSpec
 from envsdk.serve_env import TOKEN_VARIABLE, env_server
 
 TOKEN = "a-token-for-tests"

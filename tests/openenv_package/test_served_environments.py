@@ -14,16 +14,16 @@ import envsdk
 from envsdk import serve_env
 from envsdk.adapters.openenv import SPEC
 from envsdk.adapters.openenv.client import OpenEnvClientEnv, OpenEnvFailed
-from envsdk.env import EnvSpec, Info, Isolation
-from envsdk.failures import Boundary, ConfigurationError
+from envsdk.base.registry import system_prompt
+from envsdk.contracts.env import EnvSpec, Info, Isolation
+from envsdk.contracts.failures import Boundary, ConfigurationError
+from envsdk.contracts.policy import Policy, Reply, TurnContext
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.play.local_runner import play_tasks
-from envsdk.policy import Policy, Reply, TurnContext
-from envsdk.registry import system_prompt
+from envsdk.rollouts.play.local_runner import play_tasks
 from envsdk.serve_env import env_server
 from envsdk.testing import check_text_env
-from envsdk.trajectory import Outcome, Task, Trajectory
 
 pytest.importorskip("openenv.core")
 pytestmark = pytest.mark.openenv

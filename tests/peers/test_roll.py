@@ -32,7 +32,7 @@ from envsdk.algorithms.advantages import token_advantages  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
 from envsdk.algorithms.masks import masked  # noqa: E402
 from envsdk.config import load_config  # noqa: E402
-from envsdk.trajectory import FinishReason, Turn  # noqa: E402
+from envsdk.contracts.trajectory import FinishReason, Turn  # noqa: E402
 
 KEYS = {
     "adv_estimator",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.envsdk.sandbox.engines import configure_podman
+from tests.envsdk.rewards.sandbox.engines import configure_podman
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(3600)]
 

@@ -16,10 +16,11 @@ import pytest
 import ray
 
 from envsdk.config.ray_models import RayArgs
-from envsdk.env import EnvSpec, Isolation
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts.env import EnvSpec, Isolation
+from envsdk.contracts.prompts import AgentPrompts
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
@@ -27,8 +28,7 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.prompts import AgentPrompts
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.managers.toy_envs import ASYNC_TROUBLESOME, COUNTING, TROUBLESOME
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
+from envsdk.contracts.trajectory import Outcome
 from envsdk.tracking import read_metrics
-from envsdk.trajectory import Outcome
 
 CONFIG = """
 exp_name: run

@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.shards import MANIFEST, Manifest, file_sha256
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect, main
 from envsdk.config import load_config
-from envsdk.datasets.card import CARD
-from envsdk.play.shard_play import Played
-from envsdk.store.shards import MANIFEST, Manifest, file_sha256
-from envsdk.store.tally import Tally
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.card import CARD
+from envsdk.rollouts.play.shard_play import Played
 from tests.system.conftest import RunHere
 
 pytestmark = pytest.mark.system

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.shards import MANIFEST
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect, main
 from envsdk.evaluate import main as evaluate_main
-from envsdk.play.options import PlayOptions
 from envsdk.replay import replay
-from envsdk.store.shards import MANIFEST
-from envsdk.store.trajectories import read_trajectories
-from tests.envsdk.inference.chat_server import ChatServer, completion
-from tests.envsdk.inference.openai_server import FakeServer
+from envsdk.rollouts.play.options import PlayOptions
+from tests.envsdk.engines.chat_server import ChatServer, completion
+from tests.envsdk.engines.openai_server import FakeServer
 from tests.system.test_collect import episodes_in, manifest_of
 
 pytestmark = pytest.mark.system

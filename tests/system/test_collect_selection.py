@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.shards import MANIFEST, PLAYED
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect, main
-from envsdk.datasets.card import CARD, License
-from envsdk.datasets.formats import RowFormat
-from envsdk.datasets.reading import open_dataset
-from envsdk.datasets.selection import Deduplicator, Duplicates, EpisodeFilters
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.play.options import PlayOptions
-from envsdk.store.shards import MANIFEST, PLAYED
-from envsdk.store.tally import Tally
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.failures import ConfigurationError, StorageError
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.card import CARD, License
+from envsdk.rollouts.datasets.formats import RowFormat
+from envsdk.rollouts.datasets.reading import open_dataset
+from envsdk.rollouts.datasets.selection import Deduplicator, Duplicates, EpisodeFilters
+from envsdk.rollouts.play.options import PlayOptions
 from tests.system.test_collect import episodes_in, manifest_of, wait_until, what_was_played
 
 pytestmark = pytest.mark.system
@@ -116,7 +116,7 @@ class Killed(BaseException):
 def test_a_kill_while_finishing_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    from envsdk.datasets import finishing, formats
+    from envsdk.rollouts.datasets import finishing, formats
 
     def collected(out: Path) -> Path:
         collect(
@@ -318,7 +318,7 @@ def test_a_script_is_played(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["--format", "mesages"], "did you mean `messages`"),
-        (["--format", "pathlib:Path"], "no subclass of envsdk.datasets.formats.ExportFormat"),
+        (["--format", "pathlib:Path"], "no subclass of envsdk.rollouts.datasets.formats.ExportFormat"),
         (["--min-reward", "2", "--max-reward", "1"], "--min-reward=2 is above max-reward=1"),
         (["--max-tokens", "9"], "--max-tokens: the policy oracle keeps no tokens"),
         (["--requests-per-minute", "0"], "--requests-per-minute must be above 0"),

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.tally import wilson_interval
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
+from envsdk.contracts.trajectory import Task
 from envsdk.evaluate import evaluate, main, results_table
-from envsdk.store.tally import wilson_interval
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Task
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.system.conftest import RunHere
 
 pytestmark = pytest.mark.system

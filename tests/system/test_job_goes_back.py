@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from envsdk.base.store.trajectories import read_metadata, read_trajectories
 from envsdk.buffer.audit import audit
 from envsdk.buffer.places import opened
-from envsdk.store.trajectories import read_metadata, read_trajectories
-from envsdk.trajectory import TokenArrays
+from envsdk.contracts.trajectory import TokenArrays
 from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(500)]

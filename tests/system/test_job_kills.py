@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.base.store.trajectories import read_metadata, read_trajectories
 from envsdk.buffer.audit import audit
 from envsdk.buffer.places import opened
-from envsdk.store.trajectories import read_metadata, read_trajectories
 from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

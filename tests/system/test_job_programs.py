@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_run_metrics
 from tests.system.jobs import Job
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
-from envsdk.datasets.selection import Duplicates, EpisodeFilters
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.selection import Duplicates, EpisodeFilters
 
 pytest.importorskip("datasets", reason="needs Hugging Face datasets: make test-datasets")
 

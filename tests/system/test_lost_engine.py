@@ -12,12 +12,12 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.engine_host import EngineHost, RayLink
-from envsdk.inference.proxy import InferenceProxy
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.engine_host import EngineHost, RayLink
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.sampling import SamplingParams
 from envsdk.testing.engines import until
-from envsdk.trajectory import FinishReason
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.usefixtures("running_ray")]
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from minari.dataset.minari_dataset import DATASET_ID_RE
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect, main
-from envsdk.datasets.minari_format import GYMNASIUM, dataset_names
-from envsdk.datasets.reading import TagRecord
-from envsdk.prompts import AgentPrompts
-from envsdk.store.trajectories import read_trajectories
+from envsdk.contracts.prompts import AgentPrompts
+from envsdk.rollouts.datasets.minari_format import GYMNASIUM, dataset_names
+from envsdk.rollouts.datasets.reading import TagRecord
 
 pytestmark = pytest.mark.system
 
@@ -122,7 +122,7 @@ def test_a_tag_of_gymnasium_is_called_by_its_id() -> None:
 
 
 def test_the_smallest_space_holds_what_was_said() -> None:
-    from envsdk.datasets.minari_format import _TextExtent
+    from envsdk.rollouts.datasets.minari_format import _TextExtent
 
     extent = _TextExtent()
     assert isinstance(extent.space(), spaces.Text)

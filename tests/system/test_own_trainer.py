@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import envsdk
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
 from tests.system.jobs import REPOSITORY, Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

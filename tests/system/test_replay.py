@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import tests.system.toy_envs  # noqa: F401 - registers the environments
+from envsdk.base.store.shards import MANIFEST, Manifest, file_sha256
+from envsdk.base.store.trajectories import read_metadata, read_trajectories, write_trajectories
 from envsdk.collect import collect
 from envsdk.config import find_config
-from envsdk.datasets.card import CARD
-from envsdk.datasets.selection import EpisodeFilters
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.replay import main, replay
-from envsdk.store.shards import MANIFEST, Manifest, file_sha256
-from envsdk.store.trajectories import read_metadata, read_trajectories, write_trajectories
-from envsdk.trajectory import Trajectory
+from envsdk.rollouts.datasets.card import CARD
+from envsdk.rollouts.datasets.selection import EpisodeFilters
 
 pytestmark = pytest.mark.system
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from envsdk.prompts import AgentPrompts, TagPrompts
-from envsdk.results.trajectories import Trajectories
-from envsdk.trajectory import Outcome
-from tests.envsdk.data_sets.episodes import episode
+from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.trajectory import Outcome
+from envsdk.rollouts.results.trajectories import Trajectories
+from tests.envsdk.rollouts.data_sets.episodes import episode
 
 pytest.importorskip("datasets", reason="needs Hugging Face datasets: make test-datasets")
 

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 import ray
 
-from envsdk.env import Isolation
-from envsdk.failures import ConfigurationError, RolloutStalled
-from envsdk.inference.engine import EngineConfig, EngineHealth
-from envsdk.inference.engine_host import EngineHost
+from envsdk.base.store.trajectories import read_metadata, read_trajectories
+from envsdk.contracts.env import Isolation
+from envsdk.contracts.failures import ConfigurationError, RolloutStalled
+from envsdk.contracts.trajectory import Outcome, Task
+from envsdk.engines.engine import EngineConfig, EngineHealth
+from envsdk.engines.engine_host import EngineHost
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.slot_activity import MAX_RESTARTS_WITHOUT_PROGRESS
-from envsdk.store.trajectories import read_metadata, read_trajectories
-from envsdk.trajectory import Outcome, Task
 from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until, worker_processes
 
 pytestmark = pytest.mark.system

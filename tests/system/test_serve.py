@@ -15,10 +15,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.config import load_config
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Outcome
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.contracts.trajectory import Outcome
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -112,7 +112,7 @@ def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:
 def test_a_short_token_is_refused_before_the_model_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from envsdk.play.model_server import TOKEN_VARIABLE
+    from envsdk.rollouts.play.model_server import TOKEN_VARIABLE
     from envsdk.serve import main
 
     monkeypatch.setenv(TOKEN_VARIABLE, "short")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from envsdk.chat import ChatTokenizer
 from envsdk.collect import collect
 from envsdk.config import load_config
+from envsdk.contracts.chat import ChatTokenizer
 from envsdk.evaluate import evaluate
 from envsdk.replay import replay
 from envsdk.sft import main
-from envsdk.warm_start.fine_tuning import RECORD, SFTConfig, fine_tune, load_sft_config
+from envsdk.trainers.warm_start.fine_tuning import RECORD, SFTConfig, fine_tune, load_sft_config
 from tests.system.jobs import Job
 
 pytestmark = pytest.mark.system

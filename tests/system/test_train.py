@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
 from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.timeline import read_timeline

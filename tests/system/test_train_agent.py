@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
+from envsdk.contracts.trajectory import Outcome
 from envsdk.tracking import read_metrics
-from envsdk.trajectory import Outcome
 from tests.system.jobs import Job
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

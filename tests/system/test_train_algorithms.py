@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
 from tests.system.jobs import Job
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking import read_metrics
-from envsdk.trajectory import Trajectory
 from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]

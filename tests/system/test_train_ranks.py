@@ -12,7 +12,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from envsdk.store.trajectories import read_trajectories
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
 from tests.system.jobs import Job, wait_until
 

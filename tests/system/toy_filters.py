@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.trajectory import Trajectory
 
 
 def odd_tasks(group: Sequence[Trajectory]) -> str | None:

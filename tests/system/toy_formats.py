@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envsdk.datasets.formats import RowFormat
-from envsdk.datasets.reading import DataSet, TagRecord
-from envsdk.failures import ConfigurationError
-from envsdk.trajectory import Trajectory
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.formats import RowFormat
+from envsdk.rollouts.datasets.reading import DataSet, TagRecord
 
 
 class Predictions(RowFormat):

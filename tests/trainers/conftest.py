@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.trainer import TrainerConfig
+from envsdk.contracts.trainer import TrainerConfig
 
 
 @pytest.fixture

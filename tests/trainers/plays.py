@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from ranks import run_ranks, run_ranks_on_gpus
 
-from envsdk.failures import EnvsdkError
-from envsdk.plugins import load_plugin
-from envsdk.trainer import TrainerConfig, TrainerRank
+from envsdk.base.plugins import load_plugin
+from envsdk.contracts.failures import EnvsdkError
+from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 
 Call = tuple[Any, ...]
 """Name of a trainer's method and its arguments."""

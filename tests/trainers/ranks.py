@@ -20,8 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 
-from envsdk.net.rendezvous import free_port
-from envsdk.trainer import TrainerRank
+from envsdk.base.net.rendezvous import free_port
+from envsdk.contracts.trainer import TrainerRank
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainBatch
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainBatch
 from envsdk.trainers.attention import sdpa_kernel
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig, TorchStrategyConfig

@@ -10,10 +10,10 @@ import numpy as np
 from plays import Call, assert_close, play, play_on
 from ranks import run_ranks
 
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.inference.sampling import SamplingParams
-from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationResult
+from envsdk.engines.sampling import SamplingParams
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer
 from envsdk.weights.lora import A_SUFFIX
 

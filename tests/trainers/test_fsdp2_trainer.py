@@ -12,8 +12,8 @@ import pytest
 from plays import Call, Played, assert_close, play, play_on
 from ranks import RankError, need_gpus, run_ranks
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
 from envsdk.trainers.fsdp2_trainer import Fsdp2Trainer, mesh_shape
 from envsdk.trainers.sft_trainer import SftTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig

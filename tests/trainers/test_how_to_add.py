@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envsdk import registry
+from envsdk.base import registry
 from envsdk.config import load_config
-from envsdk.failures import ConfigurationError
-from envsdk.inference.engine_policy import EnginePolicy
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Task, Trajectory
+from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.managers.wiring import tag_setups
-from envsdk.pipeline.batches import ModelScores, learnable, prepare_batch
-from envsdk.play.local_runner import play_tasks
-from envsdk.trajectory import Task, Trajectory
-from tests.envsdk.inference.endpoint_models import CHATS
-from tests.envsdk.inference.test_engine_policy import ScriptedProxy
+from envsdk.rollouts.play.local_runner import play_tasks
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch
+from tests.envsdk.engines.endpoint_models import CHATS
+from tests.envsdk.engines.test_engine_policy import ScriptedProxy
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to-add.md").read_text(encoding="utf-8")
@@ -129,17 +129,17 @@ out."""
 USE = """\
 import numpy as np, torch
 from envsdk.config import load_config
-from envsdk.inference.embedded.sampling import SamplingPlan, sample
-from envsdk.inference.endpoint.sampling import SamplingRules, sampling_params
-from envsdk.inference.endpoint.wire import SamplingFields
-from envsdk.inference.engine import GenerationRequest
-from envsdk.inference.openai.settings import OpenAISettings
-from envsdk.inference.openai.wire import completion_body
-from envsdk.inference.sampling import out_of_range, recorded
-from envsdk.inference.sglang.settings import SGLangSettings
-from envsdk.inference.sglang.wire import generate_body
-from envsdk.inference.vllm.translate import sampling_options
-from envsdk.inference.wire import pack_requests, unpack_requests
+from envsdk.engines.embedded.sampling import SamplingPlan, sample
+from envsdk.engines.endpoint.sampling import SamplingRules, sampling_params
+from envsdk.engines.endpoint.wire import SamplingFields
+from envsdk.engines.engine import GenerationRequest
+from envsdk.engines.openai.settings import OpenAISettings
+from envsdk.engines.openai.wire import completion_body
+from envsdk.engines.sampling import out_of_range, recorded
+from envsdk.engines.sglang.settings import SGLangSettings
+from envsdk.engines.sglang.wire import generate_body
+from envsdk.engines.vllm.translate import sampling_options
+from envsdk.engines.wire import pack_requests, unpack_requests
 
 config = load_config("agentic_async.yaml", ["actor_infer.generating_args.top_a=0.5"]).config
 given = config.actor_infer.generating_args.sampling

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import transformers
 
-from envsdk.failures import ConfigurationError
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.sampling import SamplingParams
-from envsdk.settings.validation import validated
-from envsdk.trainer import TrainBatch
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainBatch
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX

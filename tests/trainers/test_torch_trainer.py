@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import LossAggregation
-from envsdk.failures import ConfigurationError, StorageError, TrainerError
-from envsdk.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.failures import ConfigurationError, StorageError, TrainerError
+from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.sft_trainer import SftTrainer
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envsdk.inference.embedded import EmbeddedEngine
-from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.sampling import SamplingParams
-from envsdk.trainer import TrainBatch
+from envsdk.contracts.trainer import TrainBatch
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
 from envsdk.trainers.torch_trainer import TorchTrainer
 
 

@@ -18,17 +18,17 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from envsdk.failures import EngineError
-from envsdk.inference.engine import EngineConfig, EngineHealth, WeightReference
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.mock import MockEngine
+from envsdk.contracts.failures import EngineError
+from envsdk.engines.engine import EngineConfig, EngineHealth, WeightReference
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.mock import MockEngine
 from envsdk.weights.buckets import UpdateInterrupted
 from envsdk.weights.transports import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from envsdk.pipeline.trainer_group import TrainerGroup
+    from envsdk.runs.trainer_group import TrainerGroup
     from envsdk.weights.device_memory import Handle
     from envsdk.weights.group import WeightGroup
     from envsdk.weights.update import TransferReport

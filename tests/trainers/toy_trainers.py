@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.failures import StorageError
-from envsdk.trainer import TrainBatch, Trainer, TrainerConfig
+from envsdk.contracts.failures import StorageError
+from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig
 
 NAME = "tests.trainers.toy_trainers:ToyTrainer"
 WEIGHING = "tests.trainers.toy_trainers:WeighingTrainer"

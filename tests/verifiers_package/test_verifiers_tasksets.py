@@ -8,7 +8,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 import envsdk
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 
 pytest.importorskip("verifiers", minversion="0.4", reason="needs verifiers: make test-verifiers")

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from envsdk.inference.vllm import weight_transfer
-from envsdk.inference.vllm import worker as own_worker
-from envsdk.inference.vllm.settings import OWNER
+from envsdk.engines.vllm import weight_transfer
+from envsdk.engines.vllm import worker as own_worker
+from envsdk.engines.vllm.settings import OWNER
 from envsdk.weights.device_memory import Handle
 
 CARD = "GPU-none"

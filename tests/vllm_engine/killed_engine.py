@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from envsdk.inference.engine import EngineConfig
-from envsdk.inference.vllm.engine import VLLMEngine
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.vllm.engine import VLLMEngine
 
 
 async def main() -> None:

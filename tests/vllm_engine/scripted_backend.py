@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from envsdk.inference.vllm.backend import StatLogger
-from envsdk.inference.vllm.staged_weights import Handle, read_staged
+from envsdk.engines.vllm.backend import StatLogger
+from envsdk.engines.vllm.staged_weights import Handle, read_staged
 
 
 @dataclass

@@ -20,13 +20,13 @@ import pytest
 from tiny_models import reference_logits, reference_logprobs, save_tiny
 from vllm_models import make_model, save_model
 
-from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings
+from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationResult
+from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.vllm.engine import VLLMEngine
+from envsdk.engines.vllm.settings import SET_BY_ENGINE, VLLMSettings
 from envsdk.testing.engines import gather, until
-from envsdk.trajectory import FinishReason
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

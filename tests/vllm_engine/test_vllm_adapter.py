@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from scripted_backend import ScriptedBackend
 from vllm_models import make_model, save_model
 
+from envsdk.base.settings.validation import validated
 from envsdk.config import load_config
-from envsdk.failures import ConfigurationError, EngineError
-from envsdk.inference.engine import (
+from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import (
     Engine,
     EngineAbilities,
     EngineConfig,
@@ -26,16 +28,14 @@ from envsdk.inference.engine import (
     PauseMode,
     WeightReference,
 )
-from envsdk.inference.refusals import why_impossible
-from envsdk.inference.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
-from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
-from envsdk.inference.vllm.staged_weights import StagedWeights, read_staged, stage
-from envsdk.inference.vllm.translate import read_output, sampling_options, why_refused
-from envsdk.settings.validation import validated
+from envsdk.engines.refusals import why_impossible
+from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
+from envsdk.engines.vllm.engine import VLLMEngine
+from envsdk.engines.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
+from envsdk.engines.vllm.staged_weights import StagedWeights, read_staged, stage
+from envsdk.engines.vllm.translate import read_output, sampling_options, why_refused
 from envsdk.testing.engine_structures import END_TOKEN, write_tokenizer
 from envsdk.testing.engines import CoreSuite, until
-from envsdk.trajectory import FinishReason
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 from envsdk.weights.shapes import shapes_in
 

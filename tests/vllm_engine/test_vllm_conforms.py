@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from vllm_models import save_model
 
-from envsdk.inference.engine import Engine, EngineConfig, WeightReference
-from envsdk.inference.vllm.backend import AsyncLLMBackend
-from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.settings import VLLMSettings
-from envsdk.inference.vllm.staged_weights import stage
-from envsdk.settings.validation import validated
+from envsdk.base.settings.validation import validated
+from envsdk.engines.engine import Engine, EngineConfig, WeightReference
+from envsdk.engines.vllm.backend import AsyncLLMBackend
+from envsdk.engines.vllm.engine import VLLMEngine
+from envsdk.engines.vllm.settings import VLLMSettings
+from envsdk.engines.vllm.staged_weights import stage
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite
 

@@ -17,14 +17,14 @@ from scripted_backend import ScriptedBackend
 from tiny_models import reference_logprobs
 from vllm_models import make_model, save_model
 
-from envsdk.failures import EngineError
-from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.vllm import backend as backend_module
-from envsdk.inference.vllm.backend import AsyncLLMBackend
-from envsdk.inference.vllm.engine import VLLMEngine
-from envsdk.inference.vllm.settings import VLLMSettings
-from envsdk.inference.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, WeightsOnCard, is_there
+from envsdk.contracts.failures import EngineError
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.vllm import backend as backend_module
+from envsdk.engines.vllm.backend import AsyncLLMBackend
+from envsdk.engines.vllm.engine import VLLMEngine
+from envsdk.engines.vllm.settings import VLLMSettings
+from envsdk.engines.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, WeightsOnCard, is_there
 from envsdk.weights.buckets import UpdateInterrupted
 
 HERE = Path(__file__).parent

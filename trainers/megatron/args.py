@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from envsdk.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
-from envsdk.settings.strict import StrictSettings
+from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.base.settings.strict import StrictSettings
 
 
 class MegatronStrategyConfig(StrictSettings):

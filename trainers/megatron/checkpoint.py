@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.megatron import hf_weights
 from envsdk.trainers.megatron.device import device

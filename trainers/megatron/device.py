@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 def device() -> torch.device:

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from envsdk.failures import ConfigurationError
-from envsdk.store.model_files import require_model_folder
+from envsdk.base.store.model_files import require_model_folder
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")

@@ -22,7 +22,7 @@ from megatron.core.utils import get_attr_wrapped_model
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.weight_layouts import EMBEDDING, HEAD, Layout, weights_of
 

@@ -9,7 +9,7 @@ import torch
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.transformer import TransformerConfig
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import sdpa_kernel
 from envsdk.trainers.megatron.device import device
 

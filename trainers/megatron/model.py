@@ -12,8 +12,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from torch import nn
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerRank
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts

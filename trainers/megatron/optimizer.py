@@ -21,7 +21,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer_config import ParamPredicate
 from torch import Tensor, nn
 
-from envsdk.failures import TrainerError
+from envsdk.contracts.failures import TrainerError
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.training_args import TrainingArgs
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerConfig
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
 from envsdk.trainers.megatron import checkpoint, hf_weights
 from envsdk.trainers.megatron.args import MegatronStrategyConfig

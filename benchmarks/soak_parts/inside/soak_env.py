@@ -16,11 +16,11 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from envsdk.env import EnvSpec
+from envsdk.base.net.long_poll import LongPoll
+from envsdk.contracts.env import EnvSpec
 from envsdk.envs.frozen_lake.env import FrozenLakeEnv
 from envsdk.envs.swe import SPEC as SWE
 from envsdk.envs.swe.env import SWEEnv
-from envsdk.net.long_poll import LongPoll
 from envsdk.rewards.mathematics import MathReward
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, Sample
 

@@ -24,7 +24,7 @@ from envsdk.envs.swe.evaluator.trial import DoesNotApply, try_patch
 from envsdk.envs.swe.evaluator.trial import Ended as TrialEnded
 from envsdk.envs.swe.tasks.images import installed_modules, prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
-from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
 
 _RAN_OUT = {
     ExecEnd.TIMEOUT: "of time",

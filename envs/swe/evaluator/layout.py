@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.canaries import Canary
 from envsdk.envs.swe.evaluator.stripping import gold_paths, is_protected
 from envsdk.envs.swe.tasks.patches import parse
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, apply_patch, building, hidden_folder
-from envsdk.failures import ConfigurationError
 
 
 def tests_folder(task: Task, base: Path) -> Path:

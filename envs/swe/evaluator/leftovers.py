@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from envsdk.sandbox.contract import (
+from envsdk.rewards.sandbox.contract import (
     BULK_FILES,
     ENVIRONMENT_FILE,
     INSTALLED_FOLDERS,

@@ -11,8 +11,8 @@ from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
-from envsdk.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
-from envsdk.sandbox.threads import in_thread
+from envsdk.rewards.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.threads import in_thread
 
 
 async def observe(

@@ -15,7 +15,7 @@ from envsdk.envs.swe.evaluator.layout import copy_laid
 from envsdk.envs.swe.evaluator.report import Report, distrust, read_report, uncollected
 from envsdk.envs.swe.tasks.images import SITE
 from envsdk.envs.swe.tasks.task import Runner, TestPlan
-from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
+from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Sandbox, SandboxFileError
 
 KIT = Path(__file__).parent / "kit"
 KIT_INSIDE = "/opt/kit"

@@ -13,8 +13,8 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from envsdk.sandbox.bubblewrap import leases
-from envsdk.sandbox.threads import in_thread
+from envsdk.rewards.sandbox.bubblewrap import leases
+from envsdk.rewards.sandbox.threads import in_thread
 
 _held: tuple[int, leases.Lease] | None = None
 _holding = threading.Lock()

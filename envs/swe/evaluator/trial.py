@@ -11,8 +11,8 @@ from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
-from envsdk.sandbox.threads import in_thread
+from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
+from envsdk.rewards.sandbox.threads import in_thread
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"
 _GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}

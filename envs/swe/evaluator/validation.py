@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from envsdk.base.store.atomic import make_folder, write_json_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.evaluation import Evaluation
 from envsdk.envs.swe.evaluator.grade import evaluate
 from envsdk.envs.swe.evaluator.stripping import gold_paths
@@ -21,9 +23,7 @@ from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import base_tree
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.contract import Image, SandboxBackend, SandboxError
-from envsdk.store.atomic import make_folder, write_json_atomically
+from envsdk.rewards.sandbox.contract import Image, SandboxBackend, SandboxError
 
 VERSION = 5
 """Counted up when the evaluator judges differently, so that tasks are validated again."""

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envsdk.display.model_command import command_of
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.settings.options import Argument, Option, Options
 
 
 class GradeOptions(Options):

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envsdk.display.console import TerminalConsole
-from envsdk.display.terminal import say
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
@@ -28,9 +30,7 @@ from envsdk.envs.swe.grade.reports import instance_report, run_report
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox import SandboxBackend, SandboxError, open_backend
-from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
+from envsdk.rewards.sandbox import SandboxBackend, SandboxError, open_backend
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.grade.__main__ import GradeOptions

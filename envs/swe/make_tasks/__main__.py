@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from envsdk.display.model_command import command_of
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Option, Options
+from envsdk.base.display.model_command import command_of
+from envsdk.base.settings.options import Option, Options
+from envsdk.contracts.failures import ConfigurationError
 
 Texts = tuple[str, ...]
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.tasks.task import Task, TaskLimits, TestPlan, TreeSource
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.contract import WORKDIR, ExecEnd, SandboxBackend
+from envsdk.rewards.sandbox.contract import WORKDIR, ExecEnd, SandboxBackend
 
 HASH_SEEDS = (0, 17, 34)
 MUTANT_HASH_SEEDS = (0, 99)

@@ -10,16 +10,16 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envsdk.display.console import TerminalConsole
-from envsdk.display.terminal import say
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import make_folder
 from envsdk.envs.swe.make_tasks.baseline import plan_of
 from envsdk.envs.swe.make_tasks.commits import Clone
 from envsdk.envs.swe.make_tasks.from_commits import Options as CommitOptions
 from envsdk.envs.swe.make_tasks.from_commits import make_of_commits
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
 from envsdk.envs.swe.make_tasks.package import fetch
-from envsdk.sandbox import open_backend
-from envsdk.store.atomic import make_folder
+from envsdk.rewards.sandbox import open_backend
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.make_tasks.__main__ import MakeTasksOptions

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.stripping import is_protected
 from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, parse, render
-from envsdk.failures import ConfigurationError
 
 _FIELDS = "%H%x00%P%x00%cI%x00%B%x01"
 _TRAILER = re.compile(r"(?im)^(co-authored-by|signed-off-by|reviewed-by|change-id|cc): .*$\n?")

@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.evaluator.layout import link, tests_folder
 from envsdk.envs.swe.evaluator.report import first_error
@@ -33,9 +35,7 @@ from envsdk.envs.swe.tasks.loaders import read_task
 from envsdk.envs.swe.tasks.records import Record
 from envsdk.envs.swe.tasks.runtime import install
 from envsdk.envs.swe.tasks.task import Outcome, Task
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.contract import ExecEnd, SandboxBackend, SandboxError
-from envsdk.store.atomic import make_folder, write_atomically
+from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend, SandboxError
 
 _MAX_LINES = 1000
 """Of source that a commit may change."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 class Journal:

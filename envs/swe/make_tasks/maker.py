@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
 from envsdk.envs.swe.evaluator.observe import observe
 from envsdk.envs.swe.evaluator.stripping import is_protected
 from envsdk.envs.swe.make_tasks.baseline import (
@@ -33,8 +34,7 @@ from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.make_tasks.statement import describe
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.task import Outcome, Task, TaskLimits, TestPlan
-from envsdk.sandbox.contract import ExecEnd, SandboxBackend
-from envsdk.store.atomic import make_folder, write_atomically, write_json_atomically
+from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend
 
 _CREATED_AT = "2020-01-01T00:00:00Z"
 _MAX_FAILING = 10

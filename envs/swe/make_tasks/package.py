@@ -18,10 +18,10 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from envsdk.base.store.atomic import make_folder
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import install
-from envsdk.failures import ConfigurationError
-from envsdk.store.atomic import make_folder
 
 _COMPILED = {".c", ".cc", ".cpp", ".pyx", ".pxd", ".rs", ".f90", ".so", ".pyd"}
 _LEFT_OUT = ("*.egg-info", "__pycache__", "*.pyc", ".git", ".github", ".gitignore", "PKG-INFO")

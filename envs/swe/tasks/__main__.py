@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from envsdk.display.console import TerminalConsole
-from envsdk.display.model_command import command_of
-from envsdk.display.terminal import say
-from envsdk.failures import ConfigurationError
-from envsdk.settings.options import Argument, Option, Options
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.evaluator import Validation
@@ -61,9 +61,9 @@ def command(options: TasksOptions) -> int:
 
 async def _validate(tasks: Sequence[Task], backend: str, jobs: int) -> list[Validation | None]:
     """In order; None where a task could not be judged. Each is said once those before it are."""
+    from envsdk.contracts.failures import EnvsdkError
     from envsdk.envs.swe.evaluator import validate
-    from envsdk.failures import EnvsdkError
-    from envsdk.sandbox import open_backend
+    from envsdk.rewards.sandbox import open_backend
 
     sandboxes = open_backend(backend)
     slots = asyncio.Semaphore(jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 def unpack_tar(archive: Path | bytes, folder: Path) -> None:

@@ -8,14 +8,14 @@ import json
 import tempfile
 from pathlib import Path, PurePosixPath
 
+from envsdk.base.store.atomic import make_folder, write_json_atomically
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, base_folder, base_tree, finish_base
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
-from envsdk.sandbox.threads import in_thread
-from envsdk.store.atomic import make_folder, write_json_atomically
+from envsdk.rewards.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.threads import in_thread
 
 SITE = "/opt/site"
 """Where a sandbox shows `TestPlan.site`."""

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.envs.swe.tasks.patches import parse
 from envsdk.envs.swe.tasks.runtime import swe_cache
-from envsdk.store.atomic import make_folder, write_atomically
 
 _MIN_LETTERS = 30
 """Shorter pieces are found by chance."""

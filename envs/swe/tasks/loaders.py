@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.stripping import is_protected
 from envsdk.envs.swe.tasks.patches import MalformedPatch, diff, parse, render, reverse
 from envsdk.envs.swe.tasks.records import Record, read_records
@@ -33,8 +34,7 @@ from envsdk.envs.swe.tasks.task import (
     TestPlan,
     TreeSource,
 )
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.contract import WORKDIR
+from envsdk.rewards.sandbox.contract import WORKDIR
 
 NESTED = ("instance_dict", "instance", "swe_instance", "instance_json")
 """Fields in which NeMo-style rows hold a row."""

@@ -7,12 +7,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from envsdk.display.terminal import say
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import write_atomically
 from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repositories
-from envsdk.sandbox import SandboxBackend, open_backend
-from envsdk.store.atomic import write_atomically
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 
 
 async def record(backend: SandboxBackend) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.syntax import literal
-from envsdk.failures import ConfigurationError
 
 _BATCH_ROWS = 256
 

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox.bubblewrap.system import shown_folders
-from envsdk.store.atomic import make_folder
-from envsdk.store.cache import cache_folder
+from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.cache import cache_folder
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox.bubblewrap.system import shown_folders
 
 _making = threading.Lock()
 """Held by the thread that makes a runtime; many tasks start at once, and each asks for one."""

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
+from envsdk.base.store.atomic import make_folder
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import GitSource, ImageSource, RepoSource, Task, TextSource, TreeSource
-from envsdk.failures import ConfigurationError
-from envsdk.store.atomic import make_folder
 
 _LEFT_OUT = (".git", "__pycache__", "*.pyc", ".pytest_cache", ".hypothesis", "*.egg-info")
 _EXCLUDES = "__pycache__/\n*.pyc\n.pytest_cache/\n.hypothesis/\n"

@@ -1,6 +1,6 @@
 """gem's environments here (`envsdk.adapters.gem.env`), and ours in gem (`envsdk.adapters.gem.export`)."""
 
-from envsdk.env import EnvSpec
+from envsdk.contracts.env import EnvSpec
 
 SPEC = EnvSpec(
     id="envsdk/Gem-v1",

@@ -8,7 +8,7 @@ from typing import Any
 from envsdk.adapters.gem.package import import_gem
 from envsdk.adapters.global_random import OwnGlobals
 from envsdk.adapters.hosted import Answer, ReplayedEnv
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base.settings.nearest import did_you_mean
 
 DEFAULT_MAX_STEPS = 100
 _OVER = "<｜TERMINAL_STATE｜>"

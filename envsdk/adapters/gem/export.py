@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from envsdk import registry
 from envsdk.adapters.gem.package import import_gem
-from envsdk.env import EnvSpec, TextEnv
-from envsdk.failures import ConfigurationError
+from envsdk.base import registry
+from envsdk.contracts.env import EnvSpec, TextEnv
+from envsdk.contracts.failures import ConfigurationError
 
 import_gem()
 

@@ -1,6 +1,6 @@
 """Any Gymnasium environment as a text environment. The way back needs no adapter: every `TextEnv` is one."""
 
-from envsdk.env import EnvSpec
+from envsdk.contracts.env import EnvSpec
 
 SPEC = EnvSpec(
     id="envsdk/Gymnasium-v1",

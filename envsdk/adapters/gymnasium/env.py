@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envsdk import registry
 from envsdk.adapters.gymnasium.actions import ActionParser, action_names, parser_for
 from envsdk.adapters.gymnasium.observations import MARKS, check_labels, check_marks, in_words, without_colors
 from envsdk.adapters.gymnasium.prompt import describe
 from envsdk.adapters.gymnasium.tabular import Transitions, best_actions
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
-from envsdk.env import TextEnv
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_object
+from envsdk.base import registry
+from envsdk.base.plugins import load_object
+from envsdk.contracts.env import TextEnv
+from envsdk.contracts.failures import ConfigurationError
 
 Renderer = Callable[[gymnasium.Env[Any, Any], Any], object]
 """What a policy is shown, from the environment and its last observation."""

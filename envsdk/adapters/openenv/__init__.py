@@ -1,6 +1,6 @@
 """OpenEnv: a running OpenEnv server as an environment here, and our environments on its server."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/OpenEnv-v1",

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.text import REPLY_FORMATS, ReplyFormat, tagged_answer
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 _SCHEMES = ("http", "https", "ws", "wss")
 

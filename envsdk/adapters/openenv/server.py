@@ -28,8 +28,8 @@ from pydantic import Field
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
-from envsdk.failures import ConfigurationError
-from envsdk.net.web_server import WebServer
+from envsdk.base.net.web_server import WebServer
+from envsdk.contracts.failures import ConfigurationError
 
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5

@@ -3,7 +3,7 @@
 from envsdk.adapters.tools.answers import Answer, CallStatus, Toolbox
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, load_tool, tool
 from envsdk.adapters.tools.mcp import McpConnection, McpServer
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/ToolUse-v1",

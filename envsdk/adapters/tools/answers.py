@@ -17,9 +17,9 @@ from typing import Any
 
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, tool
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.inference.endpoint.tool_calls import CLOSING, OPENING, ToolCall, find_tool_calls
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.contracts.failures import ConfigurationError, describe_error
+from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING, ToolCall, find_tool_calls
 
 _LONGEST_REASON = 400
 

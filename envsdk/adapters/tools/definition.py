@@ -20,8 +20,8 @@ from typing import Any
 
 import pydantic
 
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import find_modules_here, load_object
+from envsdk.base.plugins import find_modules_here, load_object
+from envsdk.contracts.failures import ConfigurationError
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

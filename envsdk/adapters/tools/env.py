@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from envsdk import registry
 from envsdk.adapters.hosted import Answer, HostedEnv
 from envsdk.adapters.tools.answers import Toolbox
 from envsdk.adapters.tools.definition import Tool, ToolUnavailable, load_tool
 from envsdk.adapters.tools.mcp import McpConnection, McpServer
-from envsdk.env import Info, TextEnv
-from envsdk.settings.validation import validated
+from envsdk.base import registry
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.env import Info, TextEnv
 
 ToolList = Literal["observation", "template", "none"]
 

@@ -24,9 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validato
 
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable
-from envsdk.failures import ConfigurationError
-from envsdk.processes.as_sync import loop_thread
-from envsdk.settings.nearest import did_you_mean
+from envsdk.base.processes.as_sync import loop_thread
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
     import mcp

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from envsdk.adapters.tools.definition import ToolUnavailable
-from envsdk.failures import EnvsdkError
-from envsdk.sandbox import ExecEnd, ExecResult, Image, Limits, open_backend
+from envsdk.contracts.failures import EnvsdkError
+from envsdk.rewards.sandbox import ExecEnd, ExecResult, Image, Limits, open_backend
 
 _LIMITS = Limits(processes=32, memory_mb=1024, disk_mb=64, output_bytes=1 << 20, kept_output_bytes=16 << 10)
 

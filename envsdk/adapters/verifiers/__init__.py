@@ -1,6 +1,6 @@
 """Tasksets of verifiers here (`envsdk.adapters.verifiers.env`), and our environments there (`.taskset`)."""
 
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
 
 SPEC = EnvSpec(
     id="envsdk/Verifiers-v1",

@@ -15,7 +15,7 @@ from envsdk.adapters.hosted import Answer, AsyncHostedEnv
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.verifiers.messages import text_of
 from envsdk.adapters.verifiers.rollout import Asked, Ended, Rollout
-from envsdk.env import Info
+from envsdk.contracts.env import Info
 
 if TYPE_CHECKING:
     from envsdk.adapters.verifiers.hosted_taskset import HostedTaskset

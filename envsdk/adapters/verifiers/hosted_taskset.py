@@ -25,7 +25,7 @@ from envsdk.adapters.verifiers.harness import HARNESS_ID
 from envsdk.adapters.verifiers.messages import after_last_reply
 from envsdk.adapters.verifiers.model_server import ModelServer
 from envsdk.adapters.verifiers.rollout import Ended, Rollout
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 MODEL = "envsdk"
 _NO_KEY = "ENVSDK_NEEDS_NO_KEY"

@@ -20,11 +20,11 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from envsdk import registry
 from envsdk.adapters.verifiers.harness import HARNESS_ID, TextHarness
 from envsdk.adapters.verifiers.messages import role_of, text_of
-from envsdk.env import EnvSpec, Isolation, TextEnv
-from envsdk.seeds import stable_seed
+from envsdk.base import registry
+from envsdk.contracts.env import EnvSpec, Isolation, TextEnv
+from envsdk.contracts.seeds import stable_seed
 
 __all__ = ["TextEnvPlay", "TextEnvTasks", "TextHarness"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import Row
 from envsdk.config.foreign.table import Table
-from envsdk.plugins import load_plugin, plugin_names
-from envsdk.settings.problems import KeyPath, Problem
 
 DIALECTS = "envsdk.dialects"
 """Entry-point group of the projects."""

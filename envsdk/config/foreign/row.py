@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.settings.problems import KeyPath
+from envsdk.base.settings.problems import KeyPath
 
 ANY = "*"
 NULL = object()

@@ -36,9 +36,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.config.foreign import functions
 from envsdk.config.foreign.row import Convert, Place, Row
-from envsdk.settings.strict import StrictSettings
 
 Text = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 Named = str | Annotated[list[Any], Field(min_length=1)]

@@ -7,10 +7,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import KeyPath, Problem, dotted
 from envsdk.config.foreign.dialect import Dialect
 from envsdk.config.foreign.row import NULL, Place, Row, filled, value_at
-from envsdk.settings.nearest import suggest
-from envsdk.settings.problems import KeyPath, Problem, dotted
 
 
 @dataclass(frozen=True, slots=True)

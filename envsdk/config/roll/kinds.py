@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import value_at
-from envsdk.settings.problems import KeyPath, Problem
 
 _MARKS: tuple[tuple[str, ...], ...] = (
     ("reward_pretrain",),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config.foreign.row import Place
-from envsdk.settings.problems import KeyPath
 
 _REWARDS = "roll.pipeline.rlvr.rewards."
 _D = "rewards.*"

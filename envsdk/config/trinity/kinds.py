@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import Place
 from envsdk.config.trinity.tasks import tasksets
 from envsdk.config.trinity.workflows import workflow_problem
-from envsdk.settings.problems import KeyPath, Problem
 
 SECTIONS = frozenset(
     [

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath
+from envsdk.base.store.hub import hub_folder, is_hub_name, known_folder
 from envsdk.config.foreign.row import Place
 from envsdk.config.rlvr import count_rows
 from envsdk.config.trinity.workflow_table import Kind, plain_name, workflow_named
-from envsdk.failures import ConfigurationError
-from envsdk.prompt_data.files import jsonl_files
-from envsdk.settings.problems import KeyPath
-from envsdk.store.hub import hub_folder, is_hub_name, known_folder
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.prompt_data.files import jsonl_files
 
 Ours = Mapping[str, Any]
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
+from envsdk.base.settings.strict import StrictSettings
 from envsdk.config.foreign.table import Text
-from envsdk.settings.strict import StrictSettings
 
 
 class Kind(StrEnum):

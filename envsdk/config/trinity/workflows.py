@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import Place, Row
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX
 from envsdk.config.trinity import tasks
 from envsdk.config.trinity.workflow_table import Kind, plain_name, rewards, workflow_named, workflows
-from envsdk.settings.problems import KeyPath, Problem
 
 Ours = Mapping[str, Any]
 TaskSet = Mapping[str, Any]

@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from envsdk.failures import ConfigurationError
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.code.program_text import program_in
 from envsdk.rewards.code.rows import RowError, Task, solution_of, task_of
 from envsdk.rewards.code.runs import Limits, Outcome, run_task
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
-from envsdk.sandbox import SandboxError, open_backend
-from envsdk.settings.strict import StrictSettings
+from envsdk.rewards.sandbox import SandboxError, open_backend
 
 
 class CodeReward(AsyncRewardFunction):

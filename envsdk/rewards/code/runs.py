@@ -19,8 +19,8 @@ from envsdk.rewards.code.compare import same_output, same_value
 from envsdk.rewards.code.inside import cases as cases_inside
 from envsdk.rewards.code.inside import values
 from envsdk.rewards.code.rows import Case, Task
-from envsdk.sandbox import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
-from envsdk.sandbox import Limits as SandboxLimits
+from envsdk.rewards.sandbox import ExecEnd, ExecResult, Image, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox import Limits as SandboxLimits
 
 _INSIDE = "/opt/envsdk/envsdk/rewards/code/inside"
 """The package inside, so that its modules have their own names there."""

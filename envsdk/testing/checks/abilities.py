@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envsdk.env import AnyTextEnv, AsyncTextEnv, TextEnv
-from envsdk.processes.as_sync import SyncEnv
+from envsdk.base.processes.as_sync import SyncEnv
+from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, TextEnv
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import (
     Course,

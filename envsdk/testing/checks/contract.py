@@ -10,9 +10,9 @@ import warnings
 from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env
 
-from envsdk.env import EnvSpec
-from envsdk.failures import ConfigurationError, describe_error
-from envsdk.registry import load_entry_point, make
+from envsdk.base.registry import load_entry_point, make
+from envsdk.contracts.env import EnvSpec
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Course, Fault, Script, ask, build, play, play_from, reset, short, step
 from envsdk.testing.strategies import choices_of

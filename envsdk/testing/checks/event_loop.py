@@ -6,10 +6,10 @@ import asyncio
 import time
 from typing import Any
 
-from envsdk.env import Isolation
-from envsdk.failures import describe_error
-from envsdk.processes.as_sync import SyncEnv
-from envsdk.processes.stretches import Stretches
+from envsdk.base.processes.as_sync import SyncEnv
+from envsdk.base.processes.stretches import Stretches
+from envsdk.contracts.env import Isolation
+from envsdk.contracts.failures import describe_error
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Script, play_from, short
 from envsdk.testing.subject import Subject

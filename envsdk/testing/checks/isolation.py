@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from envsdk.env import Isolation
+from envsdk.contracts.env import Isolation
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import (
     Course,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from envsdk.env import TextEnv
+from envsdk.contracts.env import TextEnv
 from envsdk.testing.checks import check
 from envsdk.testing.courses import (
     Script,

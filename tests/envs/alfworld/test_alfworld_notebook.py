@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import ToyGame
 
+from envsdk.contracts.policy import TurnContext
+from envsdk.contracts.trajectory import TokenLog, Turn
 from envsdk.envs.alfworld.games import LOOK, PICK, TASK_TYPES, Goal
 from envsdk.envs.alfworld.household import generate_game
 from envsdk.envs.alfworld.notebook import Notebook, parse_task
 from envsdk.envs.alfworld.searcher import SearchingPolicy, search
-from envsdk.play.policies import make_policy
-from envsdk.policy import TurnContext
-from envsdk.trajectory import TokenLog, Turn
+from envsdk.rollouts.play.policies import make_policy
 
 seeds = st.integers(0, 2**62)
 task_types = st.sampled_from(TASK_TYPES)

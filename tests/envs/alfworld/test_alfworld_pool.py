@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.config.plugins import environment_class, environment_spec
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.alfworld.pool import PoolSettings, choose_process
-from envsdk.failures import ConfigurationError
 
 loads = st.lists(st.integers(0, 40), max_size=8)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from envsdk.env import Isolation
+from envsdk.contracts.env import Isolation
+from envsdk.contracts.failures import Boundary
+from envsdk.contracts.trajectory import Task
 from envsdk.envs.prompts import SPEC
-from envsdk.failures import Boundary
 from envsdk.managers.env_host import EnvBlueprint, EnvHost, EpisodeFailed
 from envsdk.managers.hosts import open_host
-from envsdk.trajectory import Task
 
 EXAMPLE = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 ROWS: list[dict[str, Any]] = [

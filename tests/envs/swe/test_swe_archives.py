@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
-from envsdk.failures import ConfigurationError
 
 
 def packed(*members: tuple[str, str]) -> bytes:

@@ -14,7 +14,7 @@ from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 from tests.by_day import by_day
 
 TASK = next(task for task in shipped_tasks() if task.instance_id == "spanset__touching")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.make_tasks import __main__ as make_tasks
 from envsdk.envs.swe.make_tasks.commits import Clone
 from envsdk.envs.swe.tasks import __main__ as tasks
 from envsdk.envs.swe.tasks.loaders import load_tasks
-from envsdk.failures import ConfigurationError
 
 CALC = "src/calc.py"
 TEST = "tests/test_calc.py"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from envsdk import as_sync
+from envsdk.base.processes.as_sync import loop_thread
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe import task_list as task_lists
 from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv, gold_command
@@ -18,9 +20,7 @@ from envsdk.envs.swe.evaluator.validation import Validation
 from envsdk.envs.swe.observations import SENTINEL, SUBMIT_COMMAND, read_ending
 from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.tasks import Task
-from envsdk.failures import ConfigurationError
-from envsdk.processes.as_sync import loop_thread
-from envsdk.sandbox import SandboxError
+from envsdk.rewards.sandbox import SandboxError
 from tests.envs.swe import toy_sandbox
 from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 

@@ -19,12 +19,12 @@ from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.sandbox import Image, shell_sandbox, unsandboxed
-from envsdk.sandbox.bubblewrap import backend, leases, trees
-from envsdk.sandbox.bubblewrap.backend import BubblewrapBackend
-from envsdk.sandbox.output import HeadTail
-from envsdk.sandbox.threads import in_thread
-from envsdk.sandbox.unsandboxed import UnsandboxedBackend
+from envsdk.rewards.sandbox import Image, shell_sandbox, unsandboxed
+from envsdk.rewards.sandbox.bubblewrap import backend, leases, trees
+from envsdk.rewards.sandbox.bubblewrap.backend import BubblewrapBackend
+from envsdk.rewards.sandbox.output import HeadTail
+from envsdk.rewards.sandbox.threads import in_thread
+from envsdk.rewards.sandbox.unsandboxed import UnsandboxedBackend
 
 HEAVY: tuple[tuple[Any, str], ...] = (
     (HeadTail, "content"),

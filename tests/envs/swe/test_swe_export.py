@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.base.store.trajectories import read_trajectories, write_trajectories
 from envsdk.collect import collect
 from envsdk.config import load_config
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe import export
-from envsdk.failures import ConfigurationError
-from envsdk.store.trajectories import read_trajectories, write_trajectories
 from tests.envs.swe.toy_sandbox import NAME
 from tests.envs.swe.toy_tasks import MakeEnv
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.grading.cheats import Cheat, cheats, makers
 from tests.envs.swe.grading.honest import Honest, honest_patches
 from tests.envs.swe.grading.measure import Entry, grade_all, sample

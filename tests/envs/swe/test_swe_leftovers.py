@@ -21,7 +21,7 @@ from envsdk.envs.swe.evaluator.stripping import (
 )
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff, parse, sections
-from envsdk.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
+from envsdk.rewards.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
 
 TASK = Task(
     instance_id="a",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.make_tasks.baseline import Baseline, measure, plan_of
 from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
@@ -17,8 +18,7 @@ from envsdk.envs.swe.tasks import TextSource
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import write_texts
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 
 FLAKY = """
 import os, time

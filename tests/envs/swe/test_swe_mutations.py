@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import NotDifferent, Source, apply, mutations
 from envsdk.envs.swe.tasks.shipped import REPOSITORIES
-from envsdk.failures import ConfigurationError
 
 TEXT = '''
 def f(a, b, *rest):

@@ -13,7 +13,7 @@ from envsdk.envs.swe.evaluator.stripping import Stripped, installed_for, strip
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.trees import base_tree
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 
 BASE = {
     "pkg/__init__.py": "from pkg.core import double\nfrom pkg import testing\n",

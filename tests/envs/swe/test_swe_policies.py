@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
+from envsdk.contracts.trajectory import Outcome
 from envsdk.envs.swe.observations import read_ending
-from envsdk.store.trajectories import read_trajectories
-from envsdk.trajectory import Outcome
 from tests.envs.swe.toy_sandbox import NAME
 from tests.envs.swe.toy_tasks import MakeEnv
 

@@ -14,7 +14,7 @@ from envsdk.envs.swe.evaluator import Verdict, evaluate
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.patches import diff
-from envsdk.sandbox import open_backend
+from envsdk.rewards.sandbox import open_backend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

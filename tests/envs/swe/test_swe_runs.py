@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.envs.swe.observations import read_ending
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.evaluate import evaluate
-from envsdk.store.trajectories import read_trajectories
 
 PATIENCE_S = 300.0
 

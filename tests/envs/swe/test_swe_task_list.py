@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.task_list import task_list
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
-from envsdk.failures import ConfigurationError
 
 
 def test_splits_divide_the_shipped_tasks_and_share_no_repository() -> None:

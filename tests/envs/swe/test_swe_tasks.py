@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Validation, Verdict, evaluate, layout, validate
 from envsdk.envs.swe.tasks import (
     GitSource,
@@ -32,9 +33,8 @@ from envsdk.envs.swe.tasks.record import record
 from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
-from envsdk.sandbox.bubblewrap.system import shown_folders, this_system
+from envsdk.rewards.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
+from envsdk.rewards.sandbox.bubblewrap.system import shown_folders, this_system
 
 TASKS = shipped_tasks()
 ONE_OF_EACH = list({task.repo: task for task in TASKS}.values())

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envsdk.sandbox import ExecEnd, ExecResult, Image, Limits, SandboxFileError
+from envsdk.rewards.sandbox import ExecEnd, ExecResult, Image, Limits, SandboxFileError
 
 NAME = "tests.envs.swe.toy_sandbox:ToyBackend"
 

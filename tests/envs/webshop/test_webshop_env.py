@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 import envsdk
 from envsdk.collect import collect
 from envsdk.config import load_config
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.webshop import WebShopEnv
 from envsdk.envs.webshop.oracle import best_options
 from envsdk.envs.webshop.shopper import Shopper
-from envsdk.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 
 SMALL = {"num_products": 200}

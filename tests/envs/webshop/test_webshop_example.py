@@ -2,15 +2,15 @@
 
 import pytest
 
-from envsdk.chat import ChatTokenizer
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
 from envsdk.config import load_config
+from envsdk.contracts.chat import ChatTokenizer
 from envsdk.envs.webshop import SPEC, WebShopEnv
 from envsdk.envs.webshop.replies import format_reply
 from envsdk.managers.wiring import tag_setups
-from envsdk.store.trajectories import read_trajectories
-from envsdk.warm_start.prepare import demonstration
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.trainers.warm_start.prepare import demonstration
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envsdk import registry
+from envsdk.base import registry
 
 LAKE = "Walk (P) over the ice (_) to the goal (G); a hole (O) ends the episode.\n"
 

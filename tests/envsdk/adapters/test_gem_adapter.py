@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 from envsdk.testing.strategies import AWKWARD_REPLIES
 

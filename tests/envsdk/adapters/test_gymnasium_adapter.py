@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
-from envsdk import registry
 from envsdk.adapters.gymnasium import SPEC
 from envsdk.adapters.gymnasium.actions import action_names, parser_for
 from envsdk.adapters.gymnasium.env import GymnasiumEnv, make_gymnasium_env
@@ -23,7 +22,8 @@ from envsdk.adapters.gymnasium.observations import in_words, without_colors
 from envsdk.adapters.gymnasium.prompt import how_to_reply
 from envsdk.adapters.gymnasium.tabular import best_actions
 from envsdk.adapters.text import MAX_OBSERVATION_LENGTH, NOTHING, as_observation, tagged, tagged_answer
-from envsdk.failures import ConfigurationError
+from envsdk.base import registry
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 
 CLIFF = {"id": "CliffWalking-v1", "render": "ansi", "actions": ["up", "right", "down", "left"]}

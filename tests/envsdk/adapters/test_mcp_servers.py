@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from envsdk.adapters.tools import CallStatus, McpConnection, McpServer, Toolbox, ToolUnavailable
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 CLOCK = [sys.executable, str(Path(__file__).with_name("mcp_clock_server.py"))]
 TOKEN = "a-token-for-tests"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import envsdk
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 
 @pytest.mark.parametrize(

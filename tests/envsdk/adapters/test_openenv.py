@@ -13,8 +13,8 @@ import pytest
 import envsdk
 from envsdk.adapters.openenv import SPEC
 from envsdk.adapters.openenv.client import OpenEnvClientEnv, text_field
-from envsdk.failures import ConfigurationError
-from envsdk.registry import system_prompt
+from envsdk.base.registry import system_prompt
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.serve_env import env_server
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import envsdk
 from envsdk.adapters.reasoning_gym import ReasoningGymEnv, make_reasoning_gym_env, open_questions, split_of
 from envsdk.adapters.text import NO_ANSWER, tagged
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing import TextEnvSuite
 from envsdk.testing.strategies import AWKWARD_REPLIES
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from envsdk.adapters.tools import CallStatus, Tool, Toolbox, ToolError, ToolUnavailable, load_tool, tool
 from envsdk.adapters.tools.python_code import execute_python_code
-from envsdk.failures import ConfigurationError
-from envsdk.sandbox import SandboxUnavailable
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox import SandboxUnavailable
 from envsdk.testing.strategies import AWKWARD_REPLIES
 
 OK = CallStatus.OK

@@ -11,17 +11,17 @@ import pytest
 
 import envsdk
 from envsdk.adapters.tools import SPEC, ToolUnavailable, tool
-from envsdk.env import Info
-from envsdk.failures import ConfigurationError
-from envsdk.inference.engine_policy import EnginePolicy
-from envsdk.inference.sampling import SamplingParams
+from envsdk.contracts.env import Info
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Task, Trajectory
+from envsdk.engines.engine_policy import EnginePolicy
+from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.play.local_runner import play_tasks
+from envsdk.rollouts.play.local_runner import play_tasks
 from envsdk.testing import check_text_env
-from envsdk.trajectory import Task, Trajectory
-from tests.envsdk.inference.endpoint_models import CHATS
-from tests.envsdk.inference.test_engine_policy import ScriptedProxy
+from tests.envsdk.engines.endpoint_models import CHATS
+from tests.envsdk.engines.test_engine_policy import ScriptedProxy
 
 CLOCK = [sys.executable, str(Path(__file__).with_name("mcp_clock_server.py"))]
 LAKE = {"env": "envsdk/FrozenLake-v1", "env_config": {"size": 2, "p": 1.0, "legend": False}}

@@ -14,7 +14,7 @@ from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages,
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.estimator_contract import load_estimator
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 rewards = st.floats(-100, 100, allow_nan=False, width=32)
 turns = st.lists(st.tuples(rewards, st.integers(0, 3)), max_size=4)

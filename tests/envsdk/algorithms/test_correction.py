@@ -16,7 +16,7 @@ from envsdk.algorithms.correction import correction
 from envsdk.algorithms.correction_args import TrainInferCorrection
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.algorithms.losses import PolicyTokens
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs
 from envsdk.trainers.packing import make_row

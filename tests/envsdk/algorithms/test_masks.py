@@ -15,7 +15,7 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.masks import left_out, loss_weights
-from envsdk.trajectory import FinishReason, Turn
+from envsdk.contracts.trajectory import FinishReason, Turn
 
 
 def sample(

@@ -22,8 +22,8 @@ from envsdk.algorithms.losses import (
     policy_loss,
 )
 from envsdk.algorithms.policy_loss_args import OverBehavior, OverProximal, PolicyLossArgs
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin, plugin_names
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing.losses import PolicyLossSuite, check_policy_loss, loss_and_gradient, random_tokens, seeds
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [

@@ -25,7 +25,7 @@ from envsdk.buffer.contract import (
 )
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 LEASE_S = 30.0
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -15,7 +15,7 @@ from envsdk.buffer.payload import from_bytes, pack
 from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import groups
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from tests.envsdk.view.view_runs import make_trajectory
 
 HALVES = Selection(mixture={"a": 1, "z": 1})

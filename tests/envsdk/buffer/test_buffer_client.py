@@ -16,7 +16,7 @@ from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import Role, Signal, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.buffer.tables import job
-from envsdk.failures import ConfigurationError, StorageError
+from envsdk.contracts.failures import ConfigurationError, StorageError
 
 TERMS = Terms(seed=1, group_size=2, groups_per_batch=2, alpha=1.0)
 

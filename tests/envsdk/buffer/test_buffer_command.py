@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.buffer import tables
 from envsdk.buffer.command import main
 from envsdk.buffer.contract import GroupState, Role, Signal
 from envsdk.buffer.inspection import inspect
 from envsdk.buffer.places import opened
-from envsdk.store.trajectories import read_trajectories
 from tests.envsdk.buffer.buffer_jobs import BEGAN, GROUP_SIZE, Job, play
 
 Run = Callable[..., tuple[int, str, str]]

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from envsdk.buffer.payload import from_all_bytes, from_bytes, pack, pack_all
-from envsdk.failures import StorageError
-from tests.envsdk.store.test_trajectories import an_episode
+from envsdk.contracts.failures import StorageError
+from tests.envsdk.base.store.test_trajectories import an_episode
 
 
 def test_groups_are_what_they_were_alone_and_among_others() -> None:

@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.audit_run import audit as audit_run
+from envsdk.base.store.trajectories import write_trajectories
 from envsdk.buffer.audit import audit
 from envsdk.buffer.command import main
 from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import opened
-from envsdk.pipeline.checkpoints import RunState, write_checkpoint
-from envsdk.store.trajectories import write_trajectories
+from envsdk.runs.checkpoints import RunState, write_checkpoint
 from tests.envsdk.buffer.buffer_jobs import play
 
 WEIGHTS = "checkpoints/step_000002/model/model.safetensors"

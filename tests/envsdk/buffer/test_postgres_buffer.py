@@ -16,7 +16,7 @@ from envsdk.buffer.client import BufferClient
 from envsdk.buffer.connecting import may_pass, open_engine
 from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
 from tests.envsdk.buffer.test_buffer_client import wake_both
 from tests.postgres_server import running

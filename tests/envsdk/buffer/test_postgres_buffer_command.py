@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.buffer import tables
 from envsdk.buffer.command import main
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.history import read_history
 from envsdk.buffer.inspection import inspect
 from envsdk.buffer.places import opened
-from envsdk.store.trajectories import read_trajectories
 from tests.envsdk.buffer.buffer_jobs import GROUP_SIZE, play
 
 URL = os.environ.get("ENVSDK_POSTGRES", "")

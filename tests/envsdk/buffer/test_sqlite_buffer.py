@@ -13,7 +13,7 @@ from hypothesis import settings
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import FinishedGroup, LeaseLost, Role, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
 
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from envsdk.config import load_config
-from envsdk.env import TextEnv
+from envsdk.contracts.env import TextEnv
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.sokoban.env import SokobanEnv
-from envsdk.failures import ConfigurationError
 
 GOOD: dict[str, Any] = {
     "exp_name": "run",

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from envsdk.base.settings.problems import KeyPath
 from envsdk.config import explain, load_config
-from envsdk.failures import ConfigurationError
-from envsdk.settings.problems import KeyPath
+from envsdk.contracts.failures import ConfigurationError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 FILES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envsdk.config.env_arguments import PLAYED_RUN_KEYS, split_overrides
-from envsdk.failures import ConfigurationError
-from envsdk.play.source import resolve_source
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.play.source import resolve_source
 from tests.envsdk.testing.broken_envs import Line
 
 

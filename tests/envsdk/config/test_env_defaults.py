@@ -11,9 +11,9 @@ import pytest
 import envsdk
 from envsdk.config import explain, load_config
 from envsdk.config.env_defaults import turn_limit
-from envsdk.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec, Isolation
+from envsdk.contracts.turn_env import TurnEnv, TurnResult
 from envsdk.managers.wiring import tag_setups
-from envsdk.turn_env import TurnEnv, TurnResult
 
 RUN = """\
 rollout_batch_size: 16

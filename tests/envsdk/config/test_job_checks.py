@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envsdk.config import load_config
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 BUFFER = "buffer.trainer_input.experience_buffer"
 

@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envsdk.base.settings.problems import dotted
 from envsdk.config import LoadedConfig, explain, find_config, load_config
 from envsdk.config.loading import leaf_paths
 from envsdk.config.reading import examples_folder
-from envsdk.failures import ConfigurationError
-from envsdk.settings.problems import dotted
+from envsdk.contracts.failures import ConfigurationError
 
 SMALL = """\
 exp_name: small

@@ -15,7 +15,7 @@ from envsdk.config.env_models import EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
 from envsdk.config.reference import reference
 from envsdk.config.section import Section, interleave, split_evenly
-from envsdk.inference.sampling import OutputStructure
+from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.wiring import output_structure
 
 SECTIONS = [each for each in Section.__subclasses__() if each is not RunConfig]

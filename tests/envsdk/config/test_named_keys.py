@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from envsdk import registry
 from envsdk.algorithms.group_filters import filter_settings
+from envsdk.base import registry
+from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.base.settings.validation import key_paths
 from envsdk.config import RunConfig, plugins
 from envsdk.config.foreign.dialect import DIALECTS
 from envsdk.config.foreign.row import Row
-from envsdk.failures import ConfigurationError
-from envsdk.plugins import load_plugin, plugin_names
-from envsdk.settings.validation import key_paths
+from envsdk.contracts.failures import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("envsdk/algorithms", "envsdk/config", "managers", "trainers")

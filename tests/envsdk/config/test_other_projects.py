@@ -8,7 +8,7 @@ import pytest
 
 from envsdk.config import load_config
 from envsdk.config.foreign.others import OTHERS, said_of_other_project
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = Path(__file__).parent / "reference"

@@ -12,7 +12,7 @@ import yaml
 from envsdk.config import explain, load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.rlvr import source_of
-from envsdk.prompt_data.opening import open_prompts
+from envsdk.rewards.prompt_data.opening import open_prompts
 
 DOMAINS: dict[str, Any] = {
     "math_rule": {"worker_cls": "math", "tag_included": ["deepmath"], "world_size": 8},

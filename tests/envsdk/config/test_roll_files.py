@@ -14,7 +14,7 @@ from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.roll.dialect import ROLL
 from envsdk.config.tags import shipped_tags
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-roll.md"
 REFERENCE = sorted((Path(__file__).parent / "reference").glob("roll-*.yaml"))

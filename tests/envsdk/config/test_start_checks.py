@@ -10,7 +10,7 @@ import pytest
 from envsdk.config import load_config
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start, prompt_notes
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 
 FILE = """
 exp_name: start

@@ -13,7 +13,7 @@ from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.trinity.dialect import TRINITY
 from envsdk.config.trinity.kinds import is_trinity_file
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from tests.envsdk.config.trinity_examples import GROUPS, examples_list
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-trinity.md"

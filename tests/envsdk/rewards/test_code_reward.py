@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.code import CodeReward
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, Sample
@@ -499,7 +499,7 @@ async def test_sixty_four_at_once_are_all_judged(code: CodeReward) -> None:
 
 
 async def test_a_sandbox_that_cannot_start_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.sandbox.bubblewrap.sandbox._LAUNCHER_PATH", str(tmp_path))
+    monkeypatch.setattr("envsdk.rewards.sandbox.bubblewrap.sandbox._LAUNCHER_PATH", str(tmp_path))
     reward = CodeReward(CodeReward.Args(backend_settings={"state_dir": str(tmp_path / "state")}))
     with pytest.raises(RewardError, match="sandbox"):
         await scored(reward, CALLS, ADD)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.json_schema import find_json
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample

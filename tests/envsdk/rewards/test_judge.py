@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envsdk.chat import ChatTokenizer
-from envsdk.failures import ConfigurationError
-from envsdk.inference.engine import GenerationRequest, GenerationResult
-from envsdk.inference.proxy import InferenceProxy
-from envsdk.inference.run_engines import RunEngines, offer
+from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import FinishReason, VersionSpan
+from envsdk.engines.engine import GenerationRequest, GenerationResult
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.run_engines import RunEngines, offer
 from envsdk.rewards.judge import Judge
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers
-from envsdk.trajectory import FinishReason, VersionSpan
-from envsdk.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
-from tests.envsdk.inference.chat_server import ChatServer, completion
+from envsdk.trainers.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer
+from tests.envsdk.engines.chat_server import ChatServer, completion
 
 NAME = "envsdk.rewards.judge:Judge"
 ROW = {"ground_truth": "Paris"}

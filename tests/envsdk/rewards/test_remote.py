@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.remote import Remote
 from envsdk.rewards.reward import RewardError, Sample
-from tests.envsdk.inference.chat_server import ChatServer
+from tests.envsdk.engines.chat_server import ChatServer
 
 NAME = "envsdk.rewards.remote:Remote"
 

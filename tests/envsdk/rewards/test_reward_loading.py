@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
 

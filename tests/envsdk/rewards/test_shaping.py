@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
 from envsdk.rewards.shaping import (

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers, shared_workers
 from tests.envsdk.rewards import unruly_rewards

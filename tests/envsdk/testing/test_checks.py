@@ -16,7 +16,7 @@ from hypothesis import given
 
 from envsdk import TextEnv
 from envsdk.check import main
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing import Status, TextEnvSuite, check_text_env, examine, run_check
 from envsdk.testing.checks import GROUPS, catalogue
 from envsdk.testing.runner import run

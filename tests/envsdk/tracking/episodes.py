@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "ice"}}\n</tool_call>'
 

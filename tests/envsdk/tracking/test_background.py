@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking import Ending, Tracker
 from envsdk.tracking.background import MOST_BATCHES, MOST_CALLS, BackgroundTracker
-from envsdk.trajectory import Trajectory
 
 
 class Service(Tracker):

@@ -7,6 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
 from envsdk.tracking.learning_signs import (
     ENTROPY_STEPS,
     WINDOW,
@@ -14,7 +15,6 @@ from envsdk.tracking.learning_signs import (
     no_action_read,
     signs_of,
 )
-from envsdk.trajectory import Outcome, Task, Trajectory, Turn
 
 shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])
 

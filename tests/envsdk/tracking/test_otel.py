@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from envsdk.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.trajectory import Outcome
 from envsdk.tracking.otel import OtelTracker
 from envsdk.tracking.settings import OtelSettings
-from envsdk.trajectory import Outcome
 from tests.envsdk.tracking.episodes import episode
 
 FAILURE = Failure(boundary=Boundary.ENGINE, kind="lost", message="gone")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envsdk.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking import Ending, TrackerGroup, open_trackers
 
 for package in ("wandb", "mlflow", "trackio"):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.config.prices import Prices, TokenPrices
-from envsdk.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.trajectory import Outcome
 from envsdk.tracking.spans import episode_spans, is_sampled
-from envsdk.trajectory import Outcome
 from tests.envsdk.tracking.episodes import episode
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError, StorageError
-from envsdk.store.appendfile import AppendFile
+from envsdk.base.store.appendfile import AppendFile
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.tracking import (
     JsonlTracker,
     Tracker,

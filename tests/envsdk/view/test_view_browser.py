@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from envsdk.store.trajectories import write_trajectories
+from envsdk.base.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.view import main

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import StorageError
-from envsdk.store.trajectories import write_trajectories
+from envsdk.base.store.trajectories import write_trajectories
+from envsdk.contracts.failures import StorageError
 from envsdk.view.columns import list_columns
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key, pick

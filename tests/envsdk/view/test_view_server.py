@@ -18,10 +18,10 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
-from envsdk.store.shard_plan import plan_shards
-from envsdk.store.shards import Manifest, record_shard
-from envsdk.store.tally import Tally
-from envsdk.store.trajectories import write_trajectories
+from envsdk.base.store.shard_plan import plan_shards
+from envsdk.base.store.shards import Manifest, record_shard
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline
 from envsdk.view import index as index_module

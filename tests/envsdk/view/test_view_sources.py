@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import ConfigurationError
-from envsdk.store.shards import Manifest
-from envsdk.store.trajectories import write_trajectories
+from envsdk.base.store.shards import Manifest
+from envsdk.base.store.trajectories import write_trajectories
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.view.sources import Kind, Use, file_order, file_role, find_sources
 from envsdk.view.token_text import find_tokenizer, load_decoder, pieces
 from tests.envsdk.view.view_runs import encode, make_trajectory, tokenizer, write_run

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.trajectory import Outcome, Trajectory
+from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.view.token_text import token_texts
 from envsdk.view.trajectory_view import TEXT_LIMIT, TURN_LIMIT, group_view, shortened, trajectory_view
 from tests.envsdk.view.view_runs import make_trajectory, tokenizer

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from envsdk.failures import Boundary, Failure
-from envsdk.store.trajectories import write_trajectories
+from envsdk.base.store.trajectories import write_trajectories
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline, Track
-from envsdk.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 ATTACK = "</script></pre><script>window.attacked = 1</script><img src=x onerror='window.attacked = 1'>"
 TAGS = ("FrozenLake", "SimpleSokoban")

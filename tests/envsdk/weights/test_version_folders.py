@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.failures import StorageError
+from envsdk.contracts.failures import StorageError
 from envsdk.weights.versions import (
     MANIFEST,
     VersionGone,

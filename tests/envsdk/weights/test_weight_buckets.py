@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import ALIGNMENT, Bucket, fill_buckets, read_buckets
 
 DTYPES = ["float32", "float16", "float64", "bfloat16", "int64", "int8", "uint8", "bool", "float8_e4m3fn"]

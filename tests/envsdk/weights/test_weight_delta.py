@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envsdk.failures import EngineError
+from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import Bucket, as_bytes, fill_buckets, read_buckets
 from envsdk.weights.delta import WeightBase, decode, encode
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from envsdk.net.rendezvous import join_store
+from envsdk.base.net.rendezvous import join_store
 from envsdk.weights.buckets import UpdateInterrupted
 from envsdk.weights.group import WeightGroup
 

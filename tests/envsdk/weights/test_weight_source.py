@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from envsdk.failures import ConfigurationError
-from envsdk.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from envsdk.weights.source import GivenWeights
 
 

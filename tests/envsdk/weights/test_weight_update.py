@@ -14,14 +14,14 @@ import ray
 import torch
 
 from envsdk.config import RayArgs
-from envsdk.failures import ConfigurationError, EngineError, TrainerError
-from envsdk.inference.engine import EngineConfig, GenerationRequest
-from envsdk.inference.engine_host import EngineHost
-from envsdk.inference.sampling import SamplingParams
-from envsdk.inference.wire import pack_requests, unpack_results
+from envsdk.contracts.failures import ConfigurationError, EngineError, TrainerError
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.wire import pack_requests, unpack_results
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.pipeline.trainer_group import TrainerGroup, TrainerSpec
-from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
+from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
 from envsdk.weights.transports import Transport, choose_transport, device_transport
 from envsdk.weights.update import TransferReport
 from tests.trainers.toy_engines import read, start_engine, update

@@ -12,7 +12,7 @@ import pytest
 from hf_models import write_model
 from plays import TRAINING, assert_close, play, play_on_megatron
 
-from envsdk.trainer import TrainBatch, TrainerConfig
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig
 from tests.by_day import by_day
 
 TP, PP, EP = ({f"{kind}_model_parallel_size": 2} for kind in ("tensor", "pipeline", "expert"))

@@ -12,8 +12,8 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerConfig, TrainerRank
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 
 needs_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the shim is for machines without CUDA")
 

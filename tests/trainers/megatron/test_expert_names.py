@@ -7,9 +7,9 @@ import torch
 from hf_models import write_model
 from safetensors.torch import load_file
 
-from envsdk.failures import EngineError
-from envsdk.inference.embedded.generic import GenericDecoder, load_model
-from envsdk.trainer import TrainerConfig
+from envsdk.contracts.failures import EngineError
+from envsdk.contracts.trainer import TrainerConfig
+from envsdk.engines.embedded.generic import GenericDecoder, load_model
 from envsdk.trainers.torch_trainer import TorchTrainer
 
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from ranks import RankError, run_ranks
 from safetensors.torch import load_file, save_file
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerRank
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.hf_config import check_supported, read_config
 from tests.trainers.megatron import cpu_shim

@@ -17,8 +17,8 @@ from ranks import need_gpus, run_ranks, run_ranks_on_gpus
 from test_model import SEQUENCES, Layout, check_layouts
 from torch import Tensor, nn
 
-from envsdk.failures import ConfigurationError
-from envsdk.trainer import TrainerRank
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from tests.trainers.megatron import cpu_shim
 

@@ -13,7 +13,7 @@ from hf_models import MODELS, VOCAB_SIZE, write_logits, write_model
 from ranks import need_gpus, run_ranks, run_ranks_on_gpus
 from safetensors.torch import load_file
 
-from envsdk.trainer import TrainerRank
+from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from tests.by_day import by_day
 from tests.trainers.megatron import cpu_shim

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ranks import run_ranks
 
-from envsdk.trainer import TrainerRank
+from envsdk.contracts.trainer import TrainerRank
 
 VOCAB_SIZE, TEMPERATURE = 11, 0.7
 

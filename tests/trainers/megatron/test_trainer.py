@@ -14,7 +14,7 @@ from hf_models import write_model
 from plays import TRAINING, Call, Played, assert_close, play, play_on_megatron
 from ranks import need_gpus
 
-from envsdk.trainer import TrainBatch, TrainerConfig, TrainSequence
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
 from tests.by_day import by_day
 
 TOLERANCE = {"cpu": 3e-5, "cuda:0": 1e-4}

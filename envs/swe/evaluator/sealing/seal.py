@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from envsdk.base.store.atomic import write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.limits import allowed_s
@@ -41,9 +42,8 @@ from envsdk.envs.swe.evaluator.trial import try_patch
 from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
-from envsdk.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
-from envsdk.sandbox.threads import in_thread
-from envsdk.store.atomic import write_json_atomically
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.threads import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from envsdk.envs.swe.evaluator import evaluate
-from envsdk.sandbox import SandboxBackend
+from envsdk.rewards.sandbox import SandboxBackend
 from tests.envs.swe.grading.plain import Plain, grade_plainly
 from tests.envs.swe.grading.subjects import Subject
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.sandbox import ExecEnd, Limits, SandboxBackend
+from envsdk.rewards.sandbox import ExecEnd, Limits, SandboxBackend
 from tests.envs.swe.grading.subjects import hidden_tests
 
 _APPLY = "git -c core.hooksPath=/dev/null apply --whitespace=nowarn /tmp/patch && rm /tmp/patch"

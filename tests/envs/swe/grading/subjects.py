@@ -19,7 +19,7 @@ from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import read_tasks, shipped_tasks
 from envsdk.envs.swe.tasks.solution import solution_of
 from envsdk.envs.swe.tasks.trees import base_tree
-from envsdk.sandbox import open_backend
+from envsdk.rewards.sandbox import open_backend
 
 REPOSITORIES = Path(__file__).parent / "repositories"
 OUTCOMES = REPOSITORIES / "outcomes.json"

@@ -10,7 +10,7 @@ import pytest
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.tasks import Task
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
 
 

@@ -12,7 +12,7 @@ import pytest
 from envsdk.envs.swe.evaluator import Evaluation, evaluate
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
-from envsdk.sandbox import open_backend
+from envsdk.rewards.sandbox import open_backend
 
 PROBES = 'import sys\n\nPROBES = sys.modules["_envsdk_kit_probes"]\n'
 

@@ -16,7 +16,7 @@ from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.evaluator.sealing.rewrite import Rewritten, rewrite
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 
 LIBRARY = """
 from dataclasses import dataclass, field

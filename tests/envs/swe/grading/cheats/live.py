@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from envsdk.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend, open_backend
 from tests.envs.swe.grading.cheats import LIVE, live_in, makers
 from tests.envs.swe.grading.plain import grade_plainly
 from tests.envs.swe.grading.subjects import subjects

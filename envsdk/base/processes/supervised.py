@@ -1,0 +1,160 @@
+"""Plays in watched processes, so that no environment can block the command.
+
+    play_supervised(shares, on_event)
+
+    share --spawn--> process: share.play(send) --events--> on_event
+                        |  shared memory: the call that each environment is in
+                        +--> past its limit: killed; another process plays the rest of the share
+
+An environment that blocks or crashes its process may do so again. The second process therefore runs each
+environment in a process of its own, where this ends only one episode.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Any, Generic, TypeVar
+
+from envsdk.base.display.terminal import say
+from envsdk.base.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes
+from envsdk.base.processes.interrupts import ignore_ctrl_c
+from envsdk.base.processes.process_tree import die_with_parent, kill_tree
+from envsdk.contracts.failures import EnvsdkError
+
+Event = TypeVar("Event")
+
+
+class Share(ABC, Generic[Event]):
+    """The work of one process. Picklable."""
+
+    @property
+    @abstractmethod
+    def num_environments(self) -> int:
+        """Maximum number of environments open at the same time."""
+
+    @abstractmethod
+    def play(self, send: Callable[[Event], None]) -> None:
+        """In the process: play the remaining work and send events about it."""
+
+    @abstractmethod
+    def heard(self, event: Event) -> None:
+        """In the supervisor: the work that `event` reports is done."""
+
+    @abstractmethod
+    def isolated(self) -> Share[Event]:
+        """The remaining work, with each environment in a process of its own."""
+
+
+@dataclass(slots=True)
+class _Player(Generic[Event]):
+    """A process and its share."""
+
+    share: Share[Event]
+    is_isolated: bool = False
+    """Its environments run in processes of their own."""
+    pipe: Connection = field(init=False)
+    process: SpawnProcess = field(init=False)
+    calls: memoryview[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        calls = RawArray("b", table_bytes(self.share.num_environments))
+        self.calls = memoryview(calls).cast("B").cast("d")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_main, args=(self.share, theirs, calls), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> Event | None:
+        """The next event; None at the end. Raises the error of the process, or EOFError when it died."""
+        event = self.pipe.recv()
+        if isinstance(event, BaseException):
+            raise event
+        if event is not None:
+            self.share.heard(event)
+        found: Event | None = event
+        return found
+
+    def late(self) -> str:
+        """A description of the call that blocks the process; empty when none does."""
+        if self.process.pid is None or self.pipe.poll():
+            return ""
+        call = overdue(self.calls, time.monotonic(), self.process.pid)
+        return "" if call is None else f"{call.during} took longer than {call.limit_name}={call.limit_s:g}"
+
+    def exit_code(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+    def end(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            kill_tree(self.process.pid)
+        self.process.join()
+        self.pipe.close()
+
+
+def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], None]) -> None:
+    """Play all shares, each in a process, and call `on_event` with their events, in order for each share.
+
+    Errors of a share or of `on_event` are raised; Ctrl-C ends it at once. All processes have ended on return.
+    """
+    players: dict[Any, _Player[Event]] = {}
+
+    def start(share: Share[Event], *, is_isolated: bool = False) -> None:
+        player = _Player(share, is_isolated)
+        players[player.pipe] = player
+
+    def replace(player: _Player[Event], why: str) -> None:
+        players.pop(player.pipe).end()
+        say(f"note: {why}: its environments run in processes of their own from now on", err=True)
+        start(player.share.isolated(), is_isolated=True)
+
+    try:
+        for share in shares:
+            start(share)
+        while players:
+            for pipe in wait(list(players), timeout=CHECK_S):
+                player = players[pipe]
+                try:
+                    event = player.receive()
+                except (EOFError, OSError):
+                    died = f"a worker process died (exit code {player.exit_code()})"
+                    if player.is_isolated:
+                        raise EnvsdkError(
+                            f"{died}. Run the same command again to continue; use fewer --workers if the "
+                            "machine ran out of memory"
+                        ) from None
+                    replace(player, died)
+                    continue
+                if event is None:
+                    players.pop(pipe).end()
+                else:
+                    on_event(event)
+            for player in list(players.values()):
+                if late := player.late():
+                    replace(player, f"{late}, and nothing can end it where it runs")
+    finally:
+        for player in players.values():
+            player.end()
+
+
+def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
+    """Body of a process."""
+    ignore_ctrl_c()
+    die_with_parent()
+    CALLS.share(memoryview(calls).cast("B").cast("d"))
+    try:
+        share.play(pipe.send)
+        pipe.send(None)
+    except EnvsdkError as error:
+        pipe.send(error)
+    except Exception:  # noqa: BLE001 - boundary: the supervisor raises it
+        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))

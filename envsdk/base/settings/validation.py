@@ -1,0 +1,209 @@
+"""Turns a pydantic error into problems that a person can act on."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar, Union
+
+from pydantic import BaseModel, ValidationError
+
+from envsdk.base.settings.nearest import nearest, suggest
+from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
+from envsdk.contracts.failures import ConfigurationError
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Pattern of names that become a folder's."""
+
+_ARTICLES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list, such as [a, b]",
+    "dict_type": "must be a section of keys",
+    "model_type": "must be a section of keys",
+    "model_attributes_type": "must be a section of keys",
+    "path_type": "must be a path",
+    "none_required": "must be null",
+}
+
+
+def validated(model: type[SettingsT], values: Any, source: str, *, owner: str = "") -> SettingsT:
+    """`values` as `model`; ConfigurationError names `source`, every bad key and the nearest known one.
+
+    `owner` names the plug-in whose keys they are.
+    """
+    try:
+        return model.model_validate(dict(values) if isinstance(values, Mapping) else values)
+    except ValidationError as error:
+        problems = list(problems_in(error, model, owner=owner))
+        raise ConfigurationError(describe(problems, source=source, origin=lambda _: "")) from error
+
+
+def problems_in(
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    base: KeyPath = (),
+    written_at: Mapping[str, KeyPath] | None = None,
+    owner: str = "",
+) -> Iterator[Problem]:
+    """One problem per error. `base` is where `model`'s keys are written, `written_at` the exceptions.
+
+    `owner` names the plug-in whose keys they are.
+    """
+    for details in error.errors(include_url=False):
+        location: KeyPath = details["loc"]
+        moved = (written_at or {}).get(str(location[0])) if location else None
+        full = (*base, *location) if moved is None else (*moved, *location[1:])
+        if details["type"] == "extra_forbidden":
+            yield Problem(full, _unknown_key(model, location, owner))
+        else:
+            yield Problem(full, value_problem(details))
+
+
+def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
+    name = str(location[-1])
+    siblings = known_keys(model, location[:-1])
+    elsewhere = [path for path in key_paths(model) if path[-1] == name]
+    if nearest(name, siblings) is None and elsewhere:
+        likely = min(elsewhere, key=lambda path: _num_optional(model, path))
+        return f"unknown key here; did you mean `{dotted(likely)}`?"
+    whose = f" of {owner}" if owner else ""
+    return f"unknown key{whose}; {suggest(name, siblings, known='known keys')}"
+
+
+def wrong_value(error: ValidationError) -> str:
+    """What is wrong with one value, over all types of a union it could have had."""
+    first, *others = error.errors(include_url=False)
+    if not others:
+        return value_problem(first)
+    rules = [_rule(details).removeprefix("must be ") for details in (first, *others)]
+    return f"must be {' or '.join(rules)}, not {shown(first['input'])}"
+
+
+def value_problem(details: Any) -> str:
+    kind, value = details["type"], details["input"]
+    if kind == "missing":
+        return "is required and missing"
+    if kind == "literal_error":
+        return f"must be {details['ctx']['expected']}, not {shown(value)}"
+    if kind == "value_error":
+        reason = str(details["ctx"]["error"])
+        return reason if isinstance(value, Mapping | BaseModel) else f"{reason} (given: {shown(value)})"
+    if kind == "string_pattern_mismatch":
+        pattern = details["ctx"]["pattern"]
+        if pattern == NAME_PATTERN:
+            return (
+                f"{shown(value)} holds characters that are not allowed; use letters, digits, `.`, `_` and `-`"
+            )
+        return f"must match {pattern}, not {shown(value)}"
+    if kind == "too_short":
+        least, actual = details["ctx"]["min_length"], details["ctx"]["actual_length"]
+        return f"must have at least {least} {'entry' if least == 1 else 'entries'}, not {actual}"
+    return f"{_rule(details)}, not {shown(value)}{_quoting_hint(kind, value)}"
+
+
+def _rule(details: Any) -> str:
+    """What the value must be: our words for pydantic's."""
+    rule = _ARTICLES.get(details["type"]) or re.sub(r"^(Input|Value) should", "must", details["msg"])
+    return rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+
+
+def _quoting_hint(kind: str, value: Any) -> str:
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return "; put it in quotes"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        return "; leave the quotes out" if _is_number(value) else ""
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("true", "false")
+    return True
+
+
+def shown(value: Any) -> str:
+    """A value as YAML spells it, cut short."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "a section of keys"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _num_optional(model: type[BaseModel], path: KeyPath) -> int:
+    """How many of the sections around a key a file may leave out without there being any."""
+    count, section = 0, model_in(model)
+    for part in path[:-1]:
+        info = section.model_fields.get(str(part)) if section is not None else None
+        count += info is not None and info.default is None
+        section = model_in(info.annotation) if info is not None else None
+    return count
+
+
+def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
+    """Keys that may stand at `location` in a file described by `model`."""
+    current: Any = model
+    for part in location:
+        nested = model_in(current)
+        if nested is not None:
+            info = nested.model_fields.get(str(part))
+            current = info.annotation if info is not None else None
+        else:
+            current = _inside(unwrapped(current), part)
+    nested = model_in(current)
+    return list(nested.model_fields) if nested is not None else []
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    """What `part` leads to: in a union of models the one of that kind, else an item or a value."""
+    arguments = typing.get_args(annotation)
+    for member in arguments:
+        model = model_in(member)
+        if model and any(part in typing.get_args(info.annotation) for info in model.model_fields.values()):
+            return model
+    return arguments[-1] if arguments else None
+
+
+def key_paths(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key described by `model`, those of `custom_envs` under the name TAG."""
+    for name, info in model.model_fields.items():
+        path: KeyPath = (*prefix, name)
+        yield path
+        annotation = unwrapped(info.annotation)
+        nested = model_in(annotation)
+        if nested is None and typing.get_origin(annotation) is dict:
+            nested, path = model_in(typing.get_args(annotation)[1]), (*path, "TAG")
+        if nested is not None:
+            yield from key_paths(nested, path)
+
+
+def unwrapped(annotation: Any) -> Any:
+    """The type inside `Annotated[...]` and `... | None`."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return unwrapped(typing.get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        members = [each for each in typing.get_args(annotation) if each is not type(None)]
+        return unwrapped(members[0]) if len(members) == 1 else annotation
+    return annotation
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    annotation = unwrapped(annotation)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None

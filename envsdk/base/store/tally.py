@@ -1,0 +1,154 @@
+"""Counting how episodes went, by tag: what `collect` writes into its manifest and `evaluate` prints."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envsdk.base.display.scores import Score
+from envsdk.contracts.trajectory import Outcome, Trajectory
+
+_Z_95 = 1.959963984540054
+"""97.5th percentile of the normal distribution."""
+
+
+def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, float]:
+    """The 95% confidence interval of a success rate.
+
+    Wilson (1927), "Probable inference, the law of succession, and statistical inference": with
+    p = successes / n, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). Unlike the normal
+    interval it stays within [0, 1] and has a width at p = 0 and p = 1. (0, 1) without a trial.
+    """
+    if num_trials == 0:
+        return 0.0, 1.0
+    rate = num_successes / num_trials
+    z2_n = _Z_95**2 / num_trials
+    center = rate + z2_n / 2
+    spread = _Z_95 * math.sqrt(rate * (1 - rate) / num_trials + z2_n / (4 * num_trials))
+    low, high = (center - spread) / (1 + z2_n), (center + spread) / (1 + z2_n)
+    # At the ends the formula is exact and floating point is not.
+    return 0.0 if num_successes == 0 else low, 1.0 if num_successes == num_trials else high
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of some episodes. Failed episodes have no outcome: they count in nothing but `failures`.
+
+    add* -> merge* -> to_json
+    """
+
+    num_episodes: int = 0
+    """Failed ones included."""
+    num_successes: int = 0
+    num_failed: int = 0
+    num_turns: int = 0
+    """Turns of episodes with an outcome."""
+    total_reward: float = 0.0
+    """Reward of episodes with an outcome."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failures by `boundary/kind`."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first message of each kind of failure."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.num_episodes += 1
+        self.outcomes[trajectory.outcome.value] += 1
+        failure = trajectory.failure
+        if trajectory.outcome is Outcome.FAILED:
+            self.num_failed += 1
+            kind = "unknown/unknown" if failure is None else f"{failure.boundary}/{failure.kind}"
+            self.failures[kind] += 1
+            self.examples.setdefault(kind, "" if failure is None else failure.message)
+            return
+        self.num_successes += trajectory.success
+        self.num_turns += len(trajectory.turns)
+        self.total_reward += trajectory.total_reward
+
+    def merge(self, other: Tally) -> None:
+        self.num_episodes += other.num_episodes
+        self.num_successes += other.num_successes
+        self.num_failed += other.num_failed
+        self.num_turns += other.num_turns
+        self.total_reward += other.total_reward
+        self.outcomes.update(other.outcomes)
+        self.failures.update(other.failures)
+        self.examples = {**other.examples, **self.examples}
+
+    @property
+    def num_scored(self) -> int:
+        """Episodes with an outcome."""
+        return self.num_episodes - self.num_failed
+
+    @property
+    def success_rate(self) -> float | None:
+        """Among episodes with an outcome; None when there is none."""
+        return self.num_successes / self.num_scored if self.num_scored else None
+
+    @property
+    def score(self) -> Score:
+        """The success rate with what it is of, for a person."""
+        return Score(rate=self.success_rate, num_scored=self.num_scored, num_failed=self.num_failed)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean total reward of episodes with an outcome; None when there is none."""
+        return self.total_reward / self.num_scored if self.num_scored else None
+
+    @property
+    def mean_turns(self) -> float | None:
+        """Mean number of turns of episodes with an outcome; None when there is none."""
+        return self.num_turns / self.num_scored if self.num_scored else None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a manifest or a results file; `from_json` reads it back."""
+        return {
+            "episodes": self.num_episodes,
+            "successes": self.num_successes,
+            "failed": self.num_failed,
+            "turns": self.num_turns,
+            "total_reward": self.total_reward,
+            "success_rate": self.success_rate,
+            "outcomes": dict(sorted(self.outcomes.items())),
+            "failures": {
+                kind: {"count": count, "example": self.examples.get(kind, "")}
+                for kind, count in sorted(self.failures.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Tally:
+        return cls(
+            num_episodes=value["episodes"],
+            num_successes=value["successes"],
+            num_failed=value["failed"],
+            num_turns=value["turns"],
+            total_reward=value["total_reward"],
+            outcomes=Counter(value["outcomes"]),
+            failures=Counter({kind: entry["count"] for kind, entry in value["failures"].items()}),
+            examples={kind: entry["example"] for kind, entry in value["failures"].items()},
+        )
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Trajectory]) -> Tally:
+        tally = cls()
+        for trajectory in trajectories:
+            tally.add(trajectory)
+        return tally
+
+    @classmethod
+    def sum(cls, tallies: Iterable[Tally]) -> Tally:
+        total = cls()
+        for tally in tallies:
+            total.merge(tally)
+        return total
+
+    def describe_failures(self) -> str:
+        """For a message: `3 x environment/step_raised (ValueError: ...)`, the most frequent first."""
+        return "; ".join(
+            f"{count} x {kind} ({self.examples.get(kind, '')})"
+            for kind, count in self.failures.most_common(3)
+        )

@@ -1,0 +1,243 @@
+"""Files and folders that other machines need, and that may lie on the driver's machine alone.
+
+    parcels = Parcels.of([model], reader)   # on the driver's machine; goes into the setups of processes
+    parcels.here(model)                     # anywhere: this path if it holds the same files, or a copy
+
+A copy is made once per machine, by the first process that needs it, in `travelled/DIGEST/` of the cache
+folder. It is complete or absent. Copies that no process has used for `KEEP_DAYS` are removed when another
+one is made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from envsdk.base.store.atomic import make_folder, storage_error
+from envsdk.base.store.cache import cache_folder
+from envsdk.base.store.file_lock import locked, wait_for_lock
+from envsdk.contracts.failures import StorageError
+
+CHUNK_BYTES = 16 * 1024**2
+KEEP_DAYS = 14.0
+MAX_FILES = 100_000
+_END_BYTES = 1 << 20
+_PATIENCE_S = 6 * 3600.0
+"""For another process of this machine that is fetching the same."""
+_held: dict[Path, int] = {}
+"""Locks of the copies that this process uses, until it ends."""
+
+
+class Reader(Protocol):
+    """Reads files of the driver's machine, from any other. Picklable."""
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on. OSError as `open` and `read` raise it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What a file or a folder on the driver's machine holds."""
+
+    path: Path
+    """Absolute."""
+    files: tuple[tuple[str, int], ...]
+    """Names relative to `path` with their sizes in bytes; the name of a single file is empty."""
+    digest: str
+    """Digest of names, sizes, and the first and last MiB of each file."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size in self.files)
+
+    @classmethod
+    def of(cls, path: Path) -> Parcel | None:
+        """None when there is no such file or folder, or one of very many files."""
+        try:
+            files = tuple(_files(path))
+            if not files or len(files) > MAX_FILES:
+                return None
+            digest = hashlib.sha256()
+            for name, size in files:
+                digest.update(f"{name}\0{size}\0".encode())
+                _digest_ends(path / name if name else path, size, digest)
+        except OSError:
+            return None
+        return cls(path, files, digest.hexdigest()[:32])
+
+    def here(self, reader: Reader) -> Path:
+        """Where this machine has it: at the same path, or as a copy, which is fetched if need be. Blocks.
+
+        StorageError when it cannot be fetched.
+        """
+        folder = cache_folder() / "travelled"
+        try:
+            make_folder(folder)
+        except StorageError:
+            if self._is_here(None):
+                return self.path
+            raise
+        copy = folder / self.digest
+        with locked(folder / f".{self.digest}.lock", patience_s=_PATIENCE_S):
+            if self._is_here(folder / f".{self.digest}.same"):
+                return self.path
+            _use(copy)
+            if not copy.is_dir():
+                self._fetch(copy, reader)
+                _remove_unused(folder)
+        os.utime(copy)
+        return copy / self.path.name
+
+    def _is_here(self, note: Path | None) -> bool:
+        """Whether the path holds the same files here; `note` spares all processes but one the reading."""
+        try:
+            if tuple(_files(self.path)) != self.files:
+                return False
+            times = [(self.path / name if name else self.path).stat().st_mtime_ns for name, _ in self.files]
+        except OSError:
+            return False
+        seen = hashlib.sha256(repr((self.path, times)).encode()).hexdigest()
+        if note is not None and note.is_file() and note.read_text() == seen:
+            return True
+        there = Parcel.of(self.path)
+        if there is None or there.digest != self.digest:
+            return False
+        if note is not None:
+            note.write_text(seen)
+        return True
+
+    def _fetch(self, copy: Path, reader: Reader) -> None:
+        partial = copy.with_name(f".{copy.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        root = partial / self.path.name
+        try:
+            for name, size in self.files:
+                source, target = (self.path / name, root / name) if name else (self.path, root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    for chunk in _chunks(reader, source, size):
+                        file.write(chunk)
+            fetched = Parcel.of(root)
+            if fetched is None or fetched.digest != self.digest:
+                raise StorageError(
+                    f"{self.path} changed on the driver's machine while it was copied: start the run again"
+                )
+            partial.rename(copy)
+        except OSError as error:
+            raise storage_error("copy from the driver's machine to", copy, error) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcels:
+    """What may have to travel in one run, by the path on the driver's machine. Empty: nothing."""
+
+    by_path: Mapping[str, Parcel] = field(default_factory=dict)
+    """Parcels, by the path as it is written."""
+    reader: Reader | None = None
+
+    @classmethod
+    def of(cls, paths: Iterable[str | Path], reader: Reader) -> Parcels:
+        """Parcels of those paths that lead to files or folders; relative ones count from here."""
+        found = {str(path): Parcel.of(Path(path).expanduser().absolute()) for path in paths}
+        return cls({path: parcel for path, parcel in found.items() if parcel is not None}, reader)
+
+    def here(self, path: Path) -> Path:
+        """The path on this machine; as it is when nothing is known of it. Blocks. StorageError."""
+        parcel = self.by_path.get(str(path))
+        if parcel is None or self.reader is None:
+            return path
+        return parcel.here(self.reader)
+
+    def here_in(self, value: Any) -> Any:
+        """The same settings with paths on this machine. Blocks. StorageError."""
+        if isinstance(value, str) and value in self.by_path:
+            return str(self.here(Path(value)))
+        if isinstance(value, Mapping):
+            return {key: self.here_in(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self.here_in(each) for each in value)
+        return value
+
+
+def paths_in(value: Any) -> Iterator[str]:
+    """Texts in settings that look like paths: they have a `/` or a suffix."""
+    if isinstance(value, str):
+        if "\n" not in value and len(value) < 4096 and ("/" in value.strip("/") or Path(value).suffix):
+            yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from paths_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from paths_in(each)
+
+
+def _files(path: Path) -> Iterator[tuple[str, int]]:
+    if path.is_file():
+        yield "", path.stat().st_size
+        return
+    number = 0
+    for folder, names, files in os.walk(path, onerror=_raise):
+        names.sort()
+        for name in sorted(files):
+            file = Path(folder) / name
+            if file.is_file():
+                yield str(file.relative_to(path)), file.stat().st_size
+                if (number := number + 1) > MAX_FILES:
+                    return
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _digest_ends(path: Path, size: int, digest: Any) -> None:
+    with path.open("rb") as file:
+        digest.update(file.read(_END_BYTES))
+        if size > _END_BYTES:
+            file.seek(max(size - _END_BYTES, _END_BYTES))
+            digest.update(file.read(_END_BYTES))
+
+
+def _chunks(reader: Reader, path: Path, size: int) -> Iterator[bytes]:
+    offset = 0
+    while offset < size:
+        chunk = reader.read(path, offset, min(CHUNK_BYTES, size - offset))
+        if not chunk:
+            raise OSError(f"{path} became shorter")
+        offset += len(chunk)
+        yield chunk
+
+
+def _use(copy: Path) -> None:
+    """Keep others from removing the copy while this process lives."""
+    if copy not in _held:
+        descriptor = os.open(_use_lock(copy), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        wait_for_lock(descriptor, fcntl.LOCK_SH, _PATIENCE_S)
+        _held[copy] = descriptor
+
+
+def _use_lock(copy: Path) -> Path:
+    return copy.with_name(f".{copy.name}.used")
+
+
+def _remove_unused(folder: Path) -> None:
+    oldest = time.time() - KEEP_DAYS * 24 * 3600
+    for copy in folder.iterdir():
+        if copy.name.startswith(".") or copy.stat().st_mtime > oldest:
+            continue
+        with suppress(BlockingIOError), locked(_use_lock(copy), patience_s=0.0):
+            gone = copy.with_name(f".{copy.name}.removed")
+            copy.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What the parts of the house say to each other: tasks, turns, trajectories, failures."""

@@ -1,0 +1,463 @@
+"""Shell: from a checked request to a recorded reply.
+
+prompt -> sampling parameters -> proxy -> tokens -> text -> record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
+from envsdk.contracts.trajectory import FinishReason, VersionSpan
+from envsdk.engines.continuation import rows_of
+from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.messages import template_messages
+from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
+from envsdk.engines.endpoint.reply_text import ReplyText
+from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
+from envsdk.engines.endpoint.sessions import Session
+from envsdk.engines.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
+from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
+from envsdk.engines.engine import (
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.sampling import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
+LONG_REQUEST_BYTES = 1 << 14
+"""Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
+NUM_PROMPT_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What one reply is sampled from."""
+
+    ids: Sequence[int]
+    """All tokens."""
+    new_ids: Sequence[int]
+    """Those behind the parent's reply."""
+    parent: RecordedReply | None
+    observation: str
+    """Text of what is new."""
+    key: str | None = None
+    """Key of the conversation, for chat."""
+    new_text: str | None = None
+    """What is new, where the prompt was given as text."""
+    text: str = ""
+    """All of it, for `/v1/completions`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some more of a reply."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    top: Sequence[TopTokens] = ()
+    """Likeliest tokens at the place of each token, where they are asked for."""
+    version: int
+    """Version of the weights that sampled its last token."""
+
+
+_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
+
+OnPiece = Callable[[Piece], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One whole reply."""
+
+    content: str
+    """Without tool calls."""
+    tool_calls: Sequence[ToolCall]
+    rest: str
+    """The part of `content` that no piece showed."""
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    version_spans: Sequence[VersionSpan]
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    top: Sequence[TopTokens]
+    """Likeliest tokens at the place of each token, where they are asked for."""
+    prompt_scores: PromptScores | None
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights that sampled its last token; None when there is none."""
+        return self.version_spans[-1].version if self.version_spans else None
+
+
+class Answerer:
+    """Answers requests of one endpoint. Owner: the `Endpoint`, which closes it.
+
+    Prompts of long requests are made on threads of its own, so that short requests overtake them.
+    """
+
+    def __init__(self, proxy: InferenceProxy, chat: ChatTokenizer, *, sequence_length: int) -> None:
+        self.chat = chat
+        self.sequence_length = sequence_length
+        self._proxy = proxy
+        self._numbers = itertools.count()
+        self._prefix = f"http.{os.getpid():x}.{id(self):x}."
+        self._threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="prompts")
+
+    def close(self) -> None:
+        """What is being tokenized is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
+        """What `make` returns, one of the methods below for a request of so many bytes.
+
+        Raises ApiError; the one for a prompt that is far too long is remembered in the session.
+        """
+        try:
+            if num_bytes <= LONG_REQUEST_BYTES:
+                return make()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, make)
+        except TooManyTokens as too_many:
+            num_tokens = too_many.num_tokens
+            told = f"the {num_tokens} of the prompt's beginning"
+            raise self.too_long(session, told, num_tokens=num_tokens) from too_many
+
+    def too_long(self, session: Session | None, told: str, *, num_tokens: int) -> ContextFull:
+        """The refusal of a request whose prompt was not tokenized, remembered in the session."""
+        full = ContextFull(
+            told, num_prompt_tokens=num_tokens, longest_reply=1, sequence_length=self.sequence_length
+        )
+        if session is not None:
+            session.full = full
+        return full
+
+    def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
+        """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
+        messages = template_messages(fields.messages)
+        keys = message_keys(messages, fields.tools)
+        found = session.record.continued_by_messages(keys) if session is not None else None
+        if found is not None:
+            parent, count = found
+            new_ids = self._behind(parent, messages, count, fields.tools)
+            if new_ids is not None:
+                return Prompt(
+                    ids=[*parent.ids, *new_ids],
+                    new_ids=new_ids,
+                    parent=parent,
+                    observation=_observation(messages[count:]),
+                    key=keys[-1],
+                )
+        try:
+            text = self.chat.render(messages, tools=fields.tools)
+            ids = self.chat.encode(text, room=self.sequence_length)
+        except jinja2.TemplateError as error:
+            raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
+
+    def _behind(
+        self,
+        parent: RecordedReply,
+        messages: Sequence[Mapping[str, Any]],
+        count: int,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> list[int] | None:
+        """Tokens behind the recorded reply `messages[count - 1]`; None where the template cannot be cut."""
+        closed = self.chat.is_closed(parent.token_ids)
+        try:
+            return self.chat.behind_reply(
+                messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
+            )
+        except jinja2.TemplateError:
+            return None
+
+    def completion_prompt(self, session: Session | None, prompt: str | Sequence[int]) -> Prompt:
+        """Raises ApiError for token ids that the model does not have, and TooManyTokens."""
+        if isinstance(prompt, str):
+            found = session.record.continued_by_text(prompt) if session is not None else None
+            parent, start = found or (None, 0)
+            new_text = prompt[start:]
+            new_ids = self.chat.encode(new_text, room=self.sequence_length)
+            before = parent.ids if parent is not None else []
+            return Prompt(
+                ids=[*before, *new_ids],
+                new_ids=new_ids,
+                parent=parent,
+                observation=new_text,
+                new_text=new_text,
+                text=prompt,
+            )
+        outside = next((token for token in prompt if not 0 <= token < self.chat.vocab_size), None)
+        if outside is not None:
+            raise invalid("prompt", f"token id {outside} is outside [0, {self.chat.vocab_size})")
+        found = session.record.continued_by_ids(prompt) if session is not None else None
+        parent, start = found or (None, 0)
+        new_ids = list(prompt[start:])
+        return Prompt(
+            ids=prompt,
+            new_ids=new_ids,
+            parent=parent,
+            observation=self.chat.decode(new_ids),
+            text=self.chat.decode(prompt, skip_special_tokens=False),
+        )
+
+    def sampling(
+        self,
+        session: Session | None,
+        rules: SamplingRules,
+        fields: SamplingFields,
+        prompt: Prompt,
+        choice: int,
+    ) -> SamplingParams:
+        """Raises ApiError; one for want of room is remembered in the session."""
+        outside = next((id for id in fields.logit_bias or () if int(id) >= self.chat.vocab_size), None)
+        if outside is not None:
+            raise invalid("logit_bias", f"token id {outside} is outside [0, {self.chat.vocab_size})")
+        try:
+            return sampling_params(
+                fields,
+                rules,
+                num_prompt_tokens=len(prompt.ids),
+                sequence_length=self.sequence_length,
+                stop_token_ids=self.chat.stop_token_ids,
+                default_max_tokens=COMPLETION_MAX_TOKENS if isinstance(fields, CompletionFields) else None,
+                number=session.next_number() if session is not None else 0,
+                choice=choice,
+            )
+        except ContextFull as full:
+            if session is not None:
+                session.full = full
+            raise
+
+    async def answer(
+        self,
+        session: Session | None,
+        fields: SamplingFields,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        on_piece: OnPiece | None = None,
+    ) -> Answer:
+        """Sample one reply and record it. Canceling this ends the request, and nothing is recorded.
+
+        Raises ApiError when the engines fail or the session ends meanwhile.
+        """
+        reads_calls = isinstance(fields, ChatFields) and fields.reads_tool_calls
+        text = ReplyText(
+            self.chat.decode,
+            stops=fields.stops,
+            hold_from=OPENING if reads_calls else "",
+            ends_with_first_call=isinstance(fields, ChatFields) and fields.ends_with_first_call,
+        )
+        is_without_reply = isinstance(fields, CompletionFields) and fields.is_without_reply
+        if is_without_reply:
+            on_piece = None
+        reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece)
+        state_hash = session.state_hash if session is not None else None
+        began = time.perf_counter()
+        finish_reason = await self._sample(session, prompt, sampling, reply, fields)
+        generate_s = time.perf_counter() - began
+        if is_without_reply:
+            return Answer(
+                content="",
+                tool_calls=(),
+                rest="",
+                token_ids=(),
+                logprobs=(),
+                version_spans=(),
+                finish_reason=FinishReason.LENGTH,
+                top=(),
+                prompt_scores=reply.prompt_scores,
+            )
+        held_back = text.finish()
+        content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
+        if session is not None:
+            raw = self.chat.decode(reply.token_ids)
+            recorded = RecordedReply(
+                number=len(session.record.replies),
+                parent=prompt.parent,
+                prompt_ids=prompt.new_ids,
+                token_ids=reply.token_ids,
+                logprobs=reply.logprobs,
+                version_spans=reply.version_spans(),
+                finish_reason=finish_reason,
+                text=raw,
+                observation=prompt.observation,
+                state_hash=state_hash,
+                generate_s=generate_s,
+                segment=None if prompt.new_text is None else prompt.new_text + raw,
+            )
+            key = None if prompt.key is None else next_key(prompt.key, _assistant_message(content, calls))
+            session.record.add(recorded, key=key)
+        num_shown = len(text.whole) - len(held_back)
+        return Answer(
+            content=content,
+            tool_calls=calls,
+            rest=content[num_shown:],
+            token_ids=reply.token_ids,
+            logprobs=reply.logprobs,
+            version_spans=reply.version_spans(),
+            finish_reason="tool_calls" if calls else finish_reason,
+            top=reply.top,
+            prompt_scores=reply.prompt_scores,
+        )
+
+    async def _sample(
+        self,
+        session: Session | None,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        reply: _Reply,
+        fields: SamplingFields,
+    ) -> FinishReason:
+        """Fill `reply`; returns the finish reason."""
+        if session is not None and session.is_over:
+            raise _session_over(session)
+        running = session.running if session is not None else set()
+        # A cache belongs to one request at a time: another one of the same session does without.
+        session_id = session.session_id if session is not None and not running else ""
+        request = GenerationRequest(
+            request_id=f"{self._prefix}{next(self._numbers)}",
+            prompt_ids=np.array(prompt.ids, np.int32),
+            sampling=sampling,
+            session_id=session_id,
+        )
+        future = self._proxy.generate(request, on_tokens=reply.take)
+        running.add(future)
+        stopped = asyncio.ensure_future(reply.stopped.wait())
+        try:
+            waited_for: set[asyncio.Future[Any]] = {future, stopped}
+            if sampling.prompt_logprobs:  # they come when the reply has ended
+                waited_for = {future}
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.discard(future)
+            stopped.cancel()
+            if not future.done():
+                future.cancel()
+        if session is not None and session.is_over:
+            raise _session_over(session)
+        if reply.text.is_stopped and not sampling.prompt_logprobs:
+            return FinishReason.STOP
+        if future.cancelled():
+            raise ApiError(503, "the endpoint is closing", code="closing")
+        result = future.result()
+        reply.prompt_scores = result.prompt_scores
+        if session is not None:
+            session.engine_error = "" if result.error_kind in _FAULTS_OF_REQUESTS else result.error
+        reason = _finish_reason(result, fields)
+        return FinishReason.STOP if reply.text.is_stopped else reason
+
+
+def _finish_reason(result: GenerationResult, fields: SamplingFields) -> FinishReason:
+    if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return result.finish_reason
+    if result.error_kind is ErrorKind.TURN_TIMEOUT:
+        raise ApiError(504, result.error, code="turn_timeout")
+    if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
+        raise invalid(fields.structure_field, f"`{fields.structure_field}`: {result.error}")
+    if result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING:
+        ability, _, why = result.error.partition(": ")
+        asked = {
+            "logit_changes": ", ".join(fields.change_fields),
+            "top_logprobs": fields.top_field,
+            "prompt_logprobs": "echo",
+        }
+        raise unsupported(asked.get(ability, ability), f"is not possible here: {why}")
+    why = result.error or f"it was ended ({result.finish_reason})"
+    raise ApiError(503, f"no engine could finish the reply: {why}", code="engine_error")
+
+
+def _session_over(session: Session) -> ApiError:
+    return ApiError(409, f"session `{session.session_id}` ended", code="session_ended")
+
+
+@dataclass(slots=True)
+class _Reply:
+    """One reply while it is sampled."""
+
+    text: ReplyText
+    stop_token_ids: frozenset[int]
+    on_piece: OnPiece | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[TopTokens] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its text ended it."""
+
+    def take(self, delta: TokenDelta) -> None:
+        """Called by the proxy."""
+        first = len(self.token_ids)
+        shown = ""
+        versions = [span.version for span in delta.version_spans for _ in range(span.start, span.end)]
+        for index, (token, logprob, version) in enumerate(
+            zip(delta.token_ids.tolist(), delta.logprobs.tolist(), versions, strict=True)
+        ):
+            if self.text.is_stopped:
+                break
+            self.token_ids.append(token)
+            self.logprobs.append(logprob)
+            self.versions.append(version)
+            if delta.top is not None:
+                self.top.append(rows_of(delta.top, index, index + 1))
+            if token not in self.stop_token_ids:
+                shown += self.text.push(token)
+        if self.on_piece is not None and len(self.token_ids) > first:
+            self.on_piece(
+                Piece(
+                    text=shown,
+                    token_ids=self.token_ids[first:],
+                    logprobs=self.logprobs[first:],
+                    top=self.top[first:],
+                    version=self.versions[-1],
+                )
+            )
+        if self.text.is_stopped:
+            self.stopped.set()
+
+    def version_spans(self) -> list[VersionSpan]:
+        spans: list[VersionSpan] = []
+        start = 0
+        for version, run in itertools.groupby(self.versions):
+            end = start + len(list(run))
+            spans.append(VersionSpan(version=version, start=start, end=end))
+            start = end
+        return spans
+
+
+def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """The reply as the client will repeat it."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
+        ]
+    return message
+
+
+def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last messages that the policy did not write."""
+    told: list[str] = []
+    for message in reversed(messages):
+        if message["role"] not in ("user", "tool"):
+            break
+        told.append(message["content"])
+    return "\n".join(reversed(told))

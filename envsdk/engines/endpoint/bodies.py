@@ -1,0 +1,227 @@
+"""Pure: replies as OpenAI's JSON, whole or in chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.engines.continuation import rows_of
+from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.tool_calls import ToolCall
+from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
+from envsdk.engines.engine import PromptScores, TopTokens
+
+TokenText = Callable[[int], str]
+TextAndLogprob = tuple[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Writes the answers to one request."""
+
+    fields: SamplingFields
+    reply_id: str
+    created: int
+    """Unix time, seconds."""
+    token_text: TokenText
+
+    @property
+    def _is_chat(self) -> bool:
+        return isinstance(self.fields, ChatFields)
+
+    def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
+        """The answer to a request that does not stream; `answers` in the order of their choices."""
+        versions = [answer.version for _, answer in answers if answer.version is not None]
+        body = self._head("chat.completion", max(versions, default=None))
+        choices = [self._choice(index, *answer) for index, answer in enumerate(answers)]
+        body |= {"choices": choices, "usage": self.usage(prompts, [answer for _, answer in answers])}
+        if self._is_chat and self.fields.return_token_ids:
+            body["prompt_token_ids"] = list(prompts[0].ids)
+        return body
+
+    def first(self, index: int, prompt: Prompt) -> dict[str, Any] | None:
+        """The chunk before a choice's first piece; None where the protocol has none."""
+        if self._is_chat:
+            body = self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+            if self.fields.return_token_ids:
+                body["prompt_token_ids"] = list(prompt.ids)
+            return body
+        if self.fields.return_token_ids:
+            return self._chunk(index, {"text": "", "prompt_token_ids": list(prompt.ids), "token_ids": []})
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt comes before each reply."""
+        return isinstance(self.fields, CompletionFields) and bool(self.fields.echo)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it comes with log-probabilities, which are known when the reply has ended."""
+        return isinstance(self.fields, CompletionFields) and self.fields.scores_prompt
+
+    def echo(self, index: int, prompt: Prompt, scores: PromptScores | None) -> dict[str, Any]:
+        """The chunk with the prompt."""
+        choice: dict[str, Any] = {"text": prompt.text}
+        if scores is not None:
+            choice["logprobs"] = self._prompt_logprobs(prompt, scores)
+        return self._chunk(index, choice)
+
+    def piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        """One chunk; None when it would say nothing."""
+        if not (piece.text or self.fields.return_token_ids or self.fields.wants_logprobs):
+            return None
+        choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
+        choice |= self._token_details(piece.token_ids, piece.logprobs, piece.top)
+        return self._chunk(index, choice, version=piece.version)
+
+    def last(self, index: int, answer: Answer) -> dict[str, Any]:
+        """The chunk that ends a choice, with what was held back."""
+        if self._is_chat:
+            delta: dict[str, Any] = {"content": answer.rest} if answer.rest else {}
+            if answer.tool_calls:
+                delta["tool_calls"] = [
+                    {"index": number, **call}
+                    for number, call in enumerate(self._tool_calls(index, answer.tool_calls))
+                ]
+            choice: dict[str, Any] = {"delta": delta}
+        else:
+            choice = {"text": answer.rest}
+        choice |= self._token_details((), (), ()) | self._version_spans(answer)
+        return self._chunk(index, choice, version=answer.version, finish_reason=answer.finish_reason)
+
+    def usage_chunk(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
+        """The chunk after the last choice."""
+        body = self._head("chat.completion.chunk")
+        return body | {"choices": [], "usage": self.usage(prompts, answers)}
+
+    def usage(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
+        """Numbers of tokens; a prompt counts once, however many replies it gets."""
+        num_prompt = sum(len(prompt.ids) for prompt in prompts)
+        num_sampled = sum(len(answer.token_ids) for answer in answers)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
+        }
+
+    def _head(self, chat_kind: str, version: int | None = None) -> dict[str, Any]:
+        kind = chat_kind if self._is_chat else "text_completion"
+        head = {"id": self.reply_id, "object": kind, "created": self.created, "model": self.fields.model}
+        return head if version is None else head | {"system_fingerprint": f"version-{version}"}
+
+    def _chunk(
+        self,
+        index: int,
+        choice: dict[str, Any],
+        *,
+        version: int | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        body = self._head("chat.completion.chunk", version)
+        choice = {"index": index, "logprobs": None, **choice, "finish_reason": finish_reason}
+        body["choices"] = [choice]
+        return body | ({"usage": None} if self.fields.includes_usage else {})
+
+    def _choice(self, index: int, prompt: Prompt, answer: Answer) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": answer.finish_reason}
+        if self._is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+            if answer.tool_calls:
+                message["content"] = answer.content or None
+                message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
+            choice["message"] = message
+        else:
+            choice["text"] = (prompt.text if self.echoes else "") + answer.content
+            if self.fields.return_token_ids:
+                choice["prompt_token_ids"] = list(prompt.ids)
+        choice |= self._token_details(answer.token_ids, answer.logprobs, answer.top)
+        if answer.prompt_scores is not None:
+            before = self._prompt_logprobs(prompt, answer.prompt_scores)
+            after = choice["logprobs"]
+            choice["logprobs"] = {
+                name: None if after[name] is None else before[name] + after[name] for name in after
+            }
+        return choice | self._version_spans(answer)
+
+    def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": f"call_{self.reply_id}_{index}_{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls)
+        ]
+
+    def _version_spans(self, answer: Answer) -> dict[str, Any]:
+        if not self.fields.return_token_ids:
+            return {}
+        spans = [[span.version, span.start, span.end] for span in answer.version_spans]
+        return {"version_spans": spans}
+
+    def _token_details(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[TopTokens]
+    ) -> dict[str, Any]:
+        details: dict[str, Any] = {}
+        if self.fields.return_token_ids:
+            details["token_ids"] = list(token_ids)
+        if self.fields.wants_logprobs:
+            tokens = [
+                (self.token_text(token), None if math.isnan(logprob) else logprob)
+                for token, logprob in zip(token_ids, logprobs, strict=True)
+            ]
+            likeliest = [self._likeliest(each) for each in top] or [[] for _ in tokens]
+            write = _chat_logprobs if self._is_chat else _logprobs
+            details["logprobs"] = write(tokens, likeliest, num_top=self.fields.num_top)
+        return details
+
+    def _prompt_logprobs(self, prompt: Prompt, scores: PromptScores) -> dict[str, Any]:
+        """Nothing comes before the first token, so it has none."""
+        top = scores.top
+        values = [None, *(None if math.isnan(value) else value for value in scores.logprobs.tolist())]
+        likeliest: list[list[TextAndLogprob]] = [[]]
+        for number in range(len(scores.logprobs)):
+            likeliest.append([] if top is None else self._likeliest(rows_of(top, number, number + 1)))
+        tokens = list(zip(map(self.token_text, prompt.ids), values, strict=True))
+        return _logprobs(tokens, likeliest, num_top=self.fields.num_top)
+
+    def _likeliest(self, top: TopTokens) -> list[TextAndLogprob]:
+        """Likeliest tokens of one position. A token that cannot be drawn is none of them."""
+        pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
+        return [(self.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+
+
+def _logprobs(
+    tokens: Sequence[TextAndLogprob], likeliest: Sequence[Sequence[TextAndLogprob]], *, num_top: int
+) -> dict[str, Any]:
+    top: list[dict[str, float | None] | None] = []
+    for (text, logprob), others in zip(tokens, likeliest, strict=True):
+        # Of tokens with the same text the likeliest; the given one is always there.
+        by_text = dict(reversed(others))
+        by_text.setdefault(text, logprob)
+        top.append(by_text if logprob is not None else None)
+    return {
+        "tokens": [text for text, _ in tokens],
+        "token_logprobs": [logprob for _, logprob in tokens],
+        "top_logprobs": top if num_top else None,
+        "text_offset": None,
+    }
+
+
+def _chat_logprobs(
+    tokens: Sequence[TextAndLogprob], likeliest: Sequence[Sequence[TextAndLogprob]], *, num_top: int
+) -> dict[str, Any]:
+    content = []
+    for token, others in zip(tokens, likeliest, strict=True):
+        top = [_token(*other) for other in others[:num_top]]
+        content.append(_token(*token) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _token(text: str, logprob: float | None) -> dict[str, Any]:
+    # A token that is a part of a character has no text to tell its bytes from.
+    is_part = "\N{REPLACEMENT CHARACTER}" in text
+    return {"token": text, "logprob": logprob, "bytes": None if is_part else list(text.encode())}

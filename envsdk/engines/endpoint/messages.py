@@ -1,0 +1,139 @@
+"""Pure: the messages of a conversation, as clients send them and as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast
+
+from envsdk.engines.endpoint.errors import invalid, unsupported
+
+CARRIES_CONTENT = frozenset(
+    {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "refusal",
+     "video", "videos"}
+)  # fmt: skip
+"""Fields of a message that hold a part of it. Of the others that are not known nothing reaches the policy."""
+
+
+class FirstProblem(FailFast):
+    """Ends a list's validation at its first problem: a list of a million would take seconds to name.
+
+    Hashable, as what stands in a union must be.
+    """
+
+    __hash__ = object.__hash__
+
+
+FIRST = FirstProblem()
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCallFields(BaseModel):
+    """A call that an assistant's message holds."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class MessageFields(BaseModel):
+    """One message of a conversation. Clients repeat those that they got, with fields of their own."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Any = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCallFields], FIRST] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Reasoning of an assistant's message: the text between `<think>` and `</think>`, before its content."""
+    reasoning: str | None = None
+    """The same, by another name."""
+
+
+def ignored_in(message: MessageFields, number: int) -> list[str]:
+    """Raises ApiError for an unknown field that holds a part of the message."""
+    given = _unknown("", message.model_extra)
+    for name in given:
+        if name in CARRIES_CONTENT:
+            where = f"messages[{number}].{name}"
+            raise unsupported(where, "is not supported: messages hold text and `tool_calls`")
+    for part in message.content if isinstance(message.content, list) else ():
+        if isinstance(part, dict):
+            given += _unknown("content[].", {name: part[name] for name in part.keys() - {"type", "text"}})
+    for call in message.tool_calls or ():
+        given += _unknown("tool_calls[].", call.model_extra)
+        given += _unknown("tool_calls[].function.", call.function.model_extra)
+    return [f"messages[].{name}" for name in given]
+
+
+def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
+    return [f"{where}{name}" for name, value in (fields or {}).items() if value]
+
+
+def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
+    """The messages as chat templates read them. Raises ApiError for what is not text."""
+    return [_template_message(message, number) for number, message in enumerate(messages)]
+
+
+def _template_message(message: MessageFields, number: int) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(message, number)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and role == "assistant":
+        plain["reasoning_content"] = reasoning
+    if message.tool_calls:
+        if role != "assistant":
+            raise invalid(f"messages[{number}].tool_calls", "only an assistant's message calls tools")
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _arguments(text: str) -> Any:
+    """Templates write arguments as JSON themselves."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text(message: MessageFields, number: int) -> str:
+    content = message.content
+    where = f"messages[{number}].content"
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise invalid(where, f"`{where}` is missing")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, f"`{where}` must be text or a list of parts")
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise unsupported(where, f"has a part of type `{kind}`; only `text` is supported")
+        texts.append(part["text"])
+    return "".join(texts)

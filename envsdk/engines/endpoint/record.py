@@ -1,0 +1,195 @@
+"""Pure: what one session sampled, as a tree of replies.
+
+    find the reply that a request goes on from -> sample -> add -> ... -> lines
+
+A request that repeats a recorded conversation and goes on from it continues its *line*: the recorded tokens
+stand where the text stood, and only what is new is tokenized. A request that differs earlier branches off at
+the last reply it shares, or starts a line of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from envsdk.contracts.trajectory import FinishReason, TokenLog, VersionSpan
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RecordedReply:
+    """One reply, and what of its prompt was new."""
+
+    number: int
+    """Position in the session, from 0, in the order the replies ended."""
+    parent: RecordedReply | None
+    """The reply that its prompt goes on from."""
+    prompt_ids: Sequence[int]
+    """Tokens between the parent's and this reply's; the whole prompt without a parent."""
+    token_ids: Sequence[int]
+    """Sampled, a stop token included."""
+    logprobs: Sequence[float]
+    version_spans: Sequence[VersionSpan]
+    finish_reason: FinishReason
+    text: str
+    """As the policy wrote it, without special tokens."""
+    observation: str
+    """Text of what was new in the prompt."""
+    state_hash: str | None = None
+    """The environment's state that was replied to; None where it is not known."""
+    generate_s: float = 0.0
+    segment: str | None = None
+    """The new part of the prompt and the reply as text, where the prompt was text."""
+
+    @property
+    def path(self) -> list[RecordedReply]:
+        """The replies from the line's beginning to this one."""
+        path: list[RecordedReply] = [self]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        return path[::-1]
+
+    @property
+    def ids(self) -> list[int]:
+        """Every token of the line up to this reply's last."""
+        return [token for reply in self.path for token in (*reply.prompt_ids, *reply.token_ids)]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One sequence of tokens, from its beginning to a reply that nothing goes on from."""
+
+    replies: Sequence[RecordedReply]
+    num_shared: int
+    """How many replies it shares: these first ones are learned from in another line, and are given here."""
+
+    @property
+    def own(self) -> Sequence[RecordedReply]:
+        return self.replies[self.num_shared :]
+
+    def token_log(self) -> TokenLog:
+        """The line's tokens; those of shared replies count as not sampled."""
+        log = TokenLog()
+        for reply in self.replies[: self.num_shared]:
+            log.append_prompt(reply.prompt_ids)
+            log.append_prompt(reply.token_ids)
+        for reply in self.own:
+            log.append_prompt(reply.prompt_ids)
+            log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans)
+        return log
+
+
+_EndOf = Callable[[RecordedReply, int], int | None]
+"""Where a reply that begins at a position of the prompt ends; None when the prompt says something else."""
+
+
+@dataclass(slots=True)
+class ConversationRecord:
+    """The replies of one session. Owner: the session."""
+
+    replies: list[RecordedReply] = field(default_factory=list)
+    _by_key: dict[str, RecordedReply] = field(default_factory=dict)
+    _children: dict[int | None, list[RecordedReply]] = field(default_factory=dict)
+
+    def add(self, reply: RecordedReply, *, key: str | None = None) -> None:
+        """`key`: of the conversation up to this reply (`message_keys`); the newest of equal ones counts."""
+        assert reply.number == len(self.replies), "numbered in order"
+        self.replies.append(reply)
+        self._children.setdefault(reply.parent.number if reply.parent else None, []).append(reply)
+        if key is not None:
+            self._by_key[key] = reply
+
+    def continued_by_messages(self, keys: Sequence[str]) -> tuple[RecordedReply, int] | None:
+        """The longest recorded conversation that these messages repeat, and how many of them it is.
+
+        `keys` are those of `message_keys`.
+        """
+        for count in range(len(keys) - 1, 0, -1):
+            reply = self._by_key.get(keys[count])
+            if reply is not None:
+                return reply, count
+        return None
+
+    def continued_by_ids(self, ids: Sequence[int]) -> tuple[RecordedReply, int] | None:
+        """The reply whose line `ids` begins with: the longest, and its number of tokens."""
+        ids = list(ids)
+
+        def end_of(reply: RecordedReply, start: int) -> int | None:
+            own = [*reply.prompt_ids, *reply.token_ids]
+            return start + len(own) if ids[start : start + len(own)] == own else None
+
+        return self._descend(end_of)
+
+    def continued_by_text(self, text: str) -> tuple[RecordedReply, int] | None:
+        """The reply whose line `text` begins with: the longest, and the number of characters."""
+
+        def end_of(reply: RecordedReply, start: int) -> int | None:
+            if reply.segment is None or not text.startswith(reply.segment, start):
+                return None
+            return start + len(reply.segment)
+
+        return self._descend(end_of)
+
+    def _descend(self, end_of: _EndOf) -> tuple[RecordedReply, int] | None:
+        """The deepest match; of several the newest."""
+        best: tuple[RecordedReply, int] | None = None
+        waiting: list[tuple[int | None, int]] = [(None, 0)]
+        while waiting:
+            number, start = waiting.pop()
+            for reply in self._children.get(number, ()):
+                end = end_of(reply, start)
+                if end is not None:
+                    waiting.append((reply.number, end))
+                    if best is None or (end, reply.number) > (best[1], best[0].number):
+                        best = reply, end
+        return best
+
+    def lines(self) -> list[Line]:
+        """Every line, that of the latest reply first; each sampled token is learned from in exactly one."""
+        lines: list[Line] = []
+        taken: set[int] = set()
+        for reply in reversed(self.replies):
+            if reply.number in self._children:
+                continue
+            path = reply.path
+            num_shared = sum(each.number in taken for each in path)
+            taken.update(each.number for each in path)
+            lines.append(Line(path, num_shared))
+        return lines
+
+
+def message_keys(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[str]:
+    """Entry i stands for the first i messages under these tools; equal for equal conversations.
+
+    Of an assistant's tool calls the names and arguments count, not the ids. Reasoning that a client took out
+    of a reply's text counts as if it stood there.
+    """
+    keys = [_digest("", list(tools or []))]
+    for message in messages:
+        keys.append(next_key(keys[-1], message))
+    return keys
+
+
+def next_key(key: str, message: Mapping[str, Any]) -> str:
+    """The key of a conversation with one more message."""
+    return _digest(key, _identity(message))
+
+
+def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
+    identity = dict(message)
+    if message["role"] == "assistant":
+        identity.pop("name", None)  # clients label replies with the names of their agents
+    if reasoning := identity.pop("reasoning_content", None):
+        identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
+    if calls := identity.pop("tool_calls", None):
+        identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
+    return identity
+
+
+def _digest(before: str, value: Any) -> str:
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(f"{before}{text}".encode()).hexdigest()

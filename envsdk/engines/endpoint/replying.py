@@ -1,0 +1,94 @@
+"""Shell: replies that are sampled at the same time, as one answer or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from envsdk.engines.endpoint.answering import Answer, OnPiece, Piece, Prompt
+from envsdk.engines.endpoint.bodies import Writer
+from envsdk.engines.endpoint.errors import ApiError
+
+Result = TypeVar("Result")
+
+
+class _Answers(Protocol):
+    def __call__(self, number: int, on_piece: OnPiece | None = None) -> Coroutine[Any, Any, Answer]: ...
+
+
+async def events(
+    writer: Writer, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
+) -> AsyncIterator[str]:
+    """Server-sent events of all choices, as their pieces come."""
+    chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+
+    def send(chunk: Mapping[str, Any] | None) -> None:
+        if chunk is not None:
+            chunks.put_nowait(chunk)
+
+    async def choice(index: int) -> Answer:
+        send(writer.first(index, prompt_of[index]))
+        waiting: list[Piece] = []
+        """Pieces before which the prompt has to come, which is scored when the reply has ended."""
+        if writer.scores_prompt:
+            whole = await answer(index, waiting.append)
+            send(writer.echo(index, prompt_of[index], whole.prompt_scores))
+            for piece in waiting if whole.token_ids else ():
+                send(writer.piece(index, piece))
+        else:
+            if writer.echoes:
+                send(writer.echo(index, prompt_of[index], None))
+            whole = await answer(index, lambda piece: send(writer.piece(index, piece)))
+        send(writer.last(index, whole))
+        return whole
+
+    answering = asyncio.ensure_future(all_of([choice(index) for index in range(len(prompt_of))]))
+    answering.add_done_callback(lambda _: chunks.put_nowait(None))
+    try:
+        while (chunk := await chunks.get()) is not None:
+            yield _event(chunk)
+        answers = answering.result()
+        if writer.fields.includes_usage:
+            yield _event(writer.usage_chunk(prompts, answers))
+    except ApiError as error:
+        yield _event(error.body())
+    finally:
+        answering.cancel()
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
+
+
+async def all_of(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """All of them; when one fails its error, and none of the others goes on."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result; when the client goes away first, the work is canceled and ClientDisconnect raised."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

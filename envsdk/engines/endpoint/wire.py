@@ -1,0 +1,478 @@
+"""Pure: what clients ask for, checked. Refusals are `ApiError`s that name the field.
+
+The fields are those of OpenAI's chat completions and completions, with vLLM's `top_k`, `min_p`,
+`repetition_penalty`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `structured_outputs`. A field
+that would change the reply and is not supported is refused unless it holds the value that changes nothing.
+What never changes a reply is ignored, and counted (`SamplingFields.ignored`): clients send more than was
+asked of them, and repeat whole messages.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+
+from envsdk.base.settings.nearest import suggest
+from envsdk.contracts.failures import without_lone_surrogates
+from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.messages import FIRST, MessageFields, ignored_in
+from envsdk.engines.endpoint.tool_calls import call_of
+from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
+
+MAX_CHOICES = 128
+"""Most replies to one prompt."""
+MAX_REPLIES = 1024
+"""Most replies to one request with several prompts."""
+MAX_STOP_TOKENS = 128
+"""Most stop tokens of one request."""
+MAX_REGEX_CHARS = 1 << 13
+MAX_STRUCTURE_CHARS = 1 << 16
+"""Longest schema, and all choices together: an engine reads each within half a second."""
+MAX_PARAMETERS = 100
+"""Most fields of one request."""
+MAX_STOPS = 16
+"""Most stop strings of one request."""
+MAX_TOP_LOGPROBS = 20
+MAX_BIASED_TOKENS = 1024
+"""Most tokens that `logit_bias` may name."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "function_call": (),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "reasoning_effort": (),
+    "skip_special_tokens": (True,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that are taken with these values only, or with null: they then change nothing."""
+_INSTEAD: Mapping[str, str] = {
+    "best_of": "ask for `n` replies and choose among them",
+    "function_call": "give `tool_choice` instead",
+    "functions": "give `tools` instead",
+    "reasoning_effort": "it would change the reply, and this policy has no such setting: leave it out",
+    "verbosity": "it would change the reply, and this policy has no such setting: leave it out",
+}
+"""What to do about a field that is refused, where it is more than leaving it out."""
+_WITHOUT_EFFECT = frozenset(
+    {"cache_salt", "metadata", "prediction", "priority", "prompt_cache_key", "prompt_cache_retention",
+     "request_id", "safety_identifier", "service_tier", "store", "user"}
+)  # fmt: skip
+"""Fields that never change a reply."""
+_SEVERAL_TYPES = {
+    "prompt": "text, a list of token ids, or a list of either",
+    "stop": f"a string or a list of at most {MAX_STOPS} strings",
+    "tool_choice": "`auto`, `none`, `required` or {'type': 'function', 'function': {'name': ...}}",
+}
+"""Fields whose validation errors would name a type of Python's."""
+
+Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound="SamplingFields")
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed reply."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    """Whether a last chunk tells the number of tokens."""
+    include_obfuscation: bool = False
+    """Taken and ignored."""
+
+
+class JsonSchema(BaseModel):
+    """`json_schema` of a `response_format`. `strict` or not, replies are held to the schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = ""
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the text of a reply must be."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's way to say it: one of these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    regex: Annotated[str, Field(max_length=MAX_REGEX_CHARS)] | None = None
+    choice: Annotated[list[str], Field(min_length=1), FIRST] | None = None
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]
+
+
+class SamplingFields(BaseModel):
+    """What both kinds of requests have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[TopK, BeforeValidator(lambda k: 0 if k == -1 else k)] | None = None
+    """0 and -1 are off."""
+    min_p: MinP | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED_TOKENS)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), FIRST] | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_TOKENS), FIRST]
+        | None
+    ) = None
+    ignore_eos: bool | None = None
+    """Go on behind the tokens that end a reply."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Fields that were given and never change a reply; one name for all messages: `messages[].NAME`."""
+        return self._ignored
+
+    @property
+    def changes(self) -> LogitChanges | None:
+        """What is done to the logits; None where nothing is."""
+        changes = LogitChanges(
+            bias=tuple((int(token), value) for token, value in (self.logit_bias or {}).items() if value),
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+        )
+        return None if changes == LogitChanges() else changes
+
+    @property
+    def change_fields(self) -> Sequence[str]:
+        """The fields that ask for `changes`."""
+        off = {"logit_bias": {}, "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}
+        given = {name: getattr(self, name) for name in off}
+        return [name for name, value in given.items() if value is not None and value != off[name]]
+
+    @property
+    def num_top(self) -> int:
+        """Likeliest tokens to tell at each position."""
+        return 0
+
+    @property
+    def top_field(self) -> str:
+        """The field that asks for `num_top`."""
+        return ""
+
+    @property
+    def structure_field(self) -> str:
+        """The field that asks for `structure`."""
+        return "structured_outputs" if self.structured_outputs is not None else "response_format"
+
+    @property
+    def structure(self) -> OutputStructure | None:
+        """What the text must be; raises ApiError for what cannot be meant, or is too long."""
+        structure = self._structure()
+        if structure is not None:
+            length = len(structure.json_schema or "") + sum(map(len, structure.choices))
+            length += sum(len(each.begin) + len(each.json_schema) for each in structure.tagged)
+            if length > MAX_STRUCTURE_CHARS:
+                raise invalid(
+                    self.structure_field,
+                    f"its {length} characters are more than {MAX_STRUCTURE_CHARS}",
+                )
+        return structure
+
+    def _structure(self) -> OutputStructure | None:
+        asked, own = self.response_format, self.structured_outputs
+        if own is not None:
+            if asked is not None and asked.type != "text":
+                raise invalid("structured_outputs", "give it or `response_format`, not both")
+            schema = json.dumps(own.json_) if isinstance(own.json_, dict) else own.json_
+            try:
+                return OutputStructure(regex=own.regex, json_schema=schema, choices=tuple(own.choice or ()))
+            except ValueError as error:
+                raise invalid("structured_outputs", "give one of regex, json and choice") from error
+        if asked is None or asked.type == "text":
+            return None
+        if asked.type == "json_object":
+            return OutputStructure(json_schema='{"type": "object"}')
+        if asked.json_schema is None:
+            raise invalid("response_format", "`response_format.json_schema` is missing")
+        return OutputStructure(json_schema=json.dumps(asked.json_schema.schema_))
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a reply, none empty."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in dict.fromkeys(stops) if stop)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def longest_reply(self) -> int | None:
+        """In tokens; None when the client leaves it open."""
+        return self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        raise NotImplementedError
+
+
+class CompletionFields(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        str
+        | Annotated[list[int], FIRST]
+        | Annotated[list[str], FIRST]
+        | Annotated[list[Annotated[list[int], FIRST]], FIRST]
+    )
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool | None = None
+    """The prompt comes before the reply; with `logprobs`, those of its tokens too."""
+
+    @property
+    def longest_reply(self) -> int | None:
+        return None if self.max_tokens is None else max(self.max_tokens, 1)
+
+    @property
+    def num_top(self) -> int:
+        return self.logprobs or 0
+
+    @property
+    def top_field(self) -> str:
+        return "logprobs"
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are asked for."""
+        return bool(self.echo) and self.wants_logprobs
+
+    @property
+    def is_without_reply(self) -> bool:
+        """Whether nothing but the prompt is to come back."""
+        return self.max_tokens == 0
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each is text or token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [[token for token in prompt if isinstance(token, int)]]
+        return [each for each in prompt if not isinstance(each, int)]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+
+class NamedFunction(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """`tool_choice`: this function is to be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatFields(SamplingFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[MessageFields], Field(min_length=1), FIRST]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def longest_reply(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def num_top(self) -> int:
+        return self.top_logprobs or 0
+
+    @property
+    def top_field(self) -> str:
+        return "top_logprobs"
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether calls in the reply are to be found."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def ends_with_first_call(self) -> bool:
+        """Whether the reply ends behind its first call."""
+        return self.reads_tool_calls and self.parallel_tool_calls is False
+
+    @property
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The functions of which the reply must call one; empty where it may be anything."""
+        functions = [tool["function"] for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool):
+            return [each for each in functions if each["name"] == self.tool_choice.function.name]
+        return functions if self.tool_choice == "required" else ()
+
+    @property
+    def structure_field(self) -> str:
+        return "tool_choice" if self.callable_tools else super().structure_field
+
+    def _structure(self) -> OutputStructure | None:
+        """A forced call comes before what the text of a reply should be: there is no other text."""
+        if functions := self.callable_tools:
+            calls = [call_of(each["name"], each.get("parameters")) for each in functions]
+            return OutputStructure(tagged=tuple(calls))
+        return super()._structure()
+
+
+def read_chat(body: bytes) -> ChatFields:
+    """Raises ApiError."""
+    fields = _read(ChatFields, body)
+    for number, tool in enumerate(fields.tools or []):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:
+            raise invalid(f"tools[{number}]", "a tool is {'type': 'function', 'function': {'name': ...}}")
+        if not isinstance(function["name"], str):
+            raise invalid(f"tools[{number}].function.name", "a function's name is text")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise invalid(f"tools[{number}].function.parameters", "parameters are a JSON schema, an object")
+    forced = fields.tool_choice
+    if forced is not None and forced not in ("auto", "none") and not fields.callable_tools:
+        if isinstance(forced, NamedTool):
+            names = ", ".join(f"`{tool['function']['name']}`" for tool in fields.tools or ()) or "none"
+            raise invalid("tool_choice", f"no tool `{forced.function.name}` is given; given: {names}")
+        raise invalid("tool_choice", "`required` needs `tools`")
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")
+    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
+    fields._ignored += tuple(name for names in names_of_messages for name in names)
+    return fields
+
+
+def read_completion(body: bytes) -> CompletionFields:
+    """Raises ApiError."""
+    fields = _read(CompletionFields, body)
+    if fields.is_without_reply and not fields.echo:
+        raise invalid("max_tokens", "`max_tokens` is 0, so that nothing would come back: give `echo` too")
+    if len(fields.prompts) * fields.num_choices > MAX_REPLIES:
+        raise invalid("prompt", f"asks for more than {MAX_REPLIES} replies at once")
+    if not fields.prompts or any(len(prompt) == 0 for prompt in fields.prompts):
+        raise invalid("prompt", "the prompt is empty")
+    return fields
+
+
+_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request; an empty body is an empty one. Raises ApiError.
+
+    Halves of surrogate pairs, which no answer could hold, count as U+FFFD.
+    """
+    try:
+        value = json.loads(body or b"{}")
+        if _MAY_HOLD_SURROGATES.search(body):
+            value = json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
+    if len(value) > MAX_PARAMETERS:
+        raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
+    return value
+
+
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """`values` as a `model`; ApiError names the first field that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(model, error) from error
+
+
+def _read(model: type[Parsed], body: bytes) -> Parsed:
+    values = read_json(body)
+    ignored: list[str] = []
+    for name in list(values):
+        value = values[name]
+        if name in _WITHOUT_EFFECT:
+            del values[name]
+            ignored += [name] if value is not None else []
+        elif name in _NEUTRAL and (value is None or value in _NEUTRAL[name]):
+            del values[name]
+        elif name in _NEUTRAL:
+            raise unsupported(name, f"is not supported: {_INSTEAD.get(name, 'leave it out')}")
+    fields = validate(model, values)
+    fields._ignored = tuple(ignored)
+    return fields
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
+    path = "".join(parts).lstrip(".")
+    top = str(problem["loc"][0]) if problem["loc"] else ""
+    if problem["type"] == "extra_forbidden":
+        hint = suggest(top, model.model_fields, known="parameters") if len(problem["loc"]) == 1 else ""
+        return ApiError(400, f"unknown parameter `{path}`; {hint}", code="unknown_parameter", param=path)
+    if top in _SEVERAL_TYPES and len(problem["loc"]) > 1:
+        return invalid(top, f"`{top}` must be {_SEVERAL_TYPES[top]}")
+    if problem["type"] == "missing":
+        return ApiError(400, f"`{path}` is missing", code="missing_required_parameter", param=path)
+    return invalid(path, f"`{path}`: {problem['msg']}")

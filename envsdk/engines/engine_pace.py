@@ -1,0 +1,107 @@
+"""How fast engines answer: which one stands still, and which one is slow. Pure.
+
+    look -> look -> ... -> rates of the stretch -> slow_engines(rates of all)
+
+An engine is **slow** when more than half of the others do `ratio` times as much in each of four measures:
+tokens per second, and tokens per second and request, of sampled tokens and of all computed ones (prompts
+included). Load alone does not make an engine slow. Between two equally fast engines, the one with
+more requests gives more tokens per second, and the one with fewer gives more to each request. Longer prompts
+mean more computed tokens, longer replies more sampled ones. So neither engine is behind in all four.
+
+An engine that has no other to be compared with, or that was idle most of the time, is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from envsdk.engines.engine import EngineHealth
+
+MIN_BUSY_SHARE = 0.5
+"""Share of a stretch: with requests for less of it, an engine is neither judged nor compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What an engine did in a stretch of time in which it had requests; tokens per second."""
+
+    sampled: float
+    computed: float
+    """Sampled tokens and those of prompts that were not reused."""
+    sampled_per_request: float
+    computed_per_request: float
+
+    def is_behind(self, other: Rates, ratio: float) -> bool:
+        """Whether the other does more than `ratio` times as much in each measure."""
+        return all(
+            getattr(other, measure) > ratio * getattr(self, measure)
+            for measure in ("sampled", "computed", "sampled_per_request", "computed_per_request")
+        )
+
+
+def slow_engines(rates: Mapping[str, Rates | None], ratio: float) -> set[str]:
+    """Names of the slow ones; `ratio` 0 finds none. None: an engine that is not judged."""
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    if not ratio:
+        return set()
+    # No engine is behind itself.
+    return {
+        name
+        for name, rate in known.items()
+        if 2 * sum(rate.is_behind(other, ratio) for other in known.values()) > len(known) - 1
+    }
+
+
+class Pace:
+    """One engine's counters, look by look. Owner: its incarnation in the pool."""
+
+    def __init__(self) -> None:
+        self._last: EngineHealth | None = None
+        self._begin_stretch()
+        self.stalled_s = 0.0
+        """For so long it had requests and computed nothing."""
+
+    def look(self, health: EngineHealth, elapsed_s: float) -> None:
+        """Its counters now, so much time after the last look."""
+        last, self._last = self._last, health
+        if last is None:
+            return
+        self._stretch_s += elapsed_s
+        sampled = health.num_tokens_sampled - last.num_tokens_sampled
+        computed = sampled + health.num_prefilled_tokens - last.num_prefilled_tokens
+        stands_still = computed == 0 and health.version == last.version
+        has_requests = min(num_open(last), num_open(health)) > 0
+        self.stalled_s = self.stalled_s + elapsed_s if stands_still and has_requests else 0.0
+        num_running = (last.num_running + health.num_running) / 2
+        self._request_s += num_running * elapsed_s
+        self._busy_s += elapsed_s if num_running else 0.0
+        self._sampled += sampled
+        self._computed += computed
+
+    def skip(self) -> None:
+        """It is paused on purpose: what lies between the looks around this counts for nothing."""
+        self._last = None
+        self.stalled_s = 0.0
+
+    def end_stretch(self) -> Rates | None:
+        """The rates since the last call; None when it had too little to do."""
+        rates = None
+        if self._busy_s > 0 and self._busy_s >= MIN_BUSY_SHARE * self._stretch_s:
+            rates = Rates(
+                sampled=self._sampled / self._busy_s,
+                computed=self._computed / self._busy_s,
+                sampled_per_request=self._sampled / self._request_s,
+                computed_per_request=self._computed / self._request_s,
+            )
+        self._begin_stretch()
+        return rates
+
+    def _begin_stretch(self) -> None:
+        self._stretch_s = self._busy_s = self._request_s = 0.0
+        self._sampled = self._computed = 0
+
+
+def num_open(health: EngineHealth) -> int:
+    """Requests it has not answered."""
+    return health.num_running + health.num_queued

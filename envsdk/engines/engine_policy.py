@@ -1,0 +1,129 @@
+"""EnginePolicy: plays turns with a language model behind an InferenceProxy."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from http import HTTPStatus
+
+import numpy as np
+
+from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
+from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
+from envsdk.contracts.prompts import Message
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import GenerationRequest
+from envsdk.engines.full_context import says_context_is_full
+from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.sampling import OutputStructure, SamplingParams
+
+KEPT_PROMPTS = 64
+"""First prompts whose tokens are kept for the next members of their groups."""
+LONG_TEXT = 1 << 14
+"""Characters above which a text is tokenized off the event loop: a millisecond or more."""
+
+
+class EnginePolicy(Policy):
+    """Token in, token out: appends the prompt and exactly what was sampled to the episode's log.
+
+    Its proxy, tokenizer and settings are for managers that ask the engines in another way.
+    """
+
+    name = "model"
+
+    def __init__(
+        self,
+        proxy: InferenceProxy,
+        chat: ChatTokenizer,
+        generating: SamplingParams,
+        *,
+        sequence_length: int,
+        max_new_tokens: int | None = None,
+        structure: OutputStructure | None = None,
+        shares_prompts: bool = False,
+    ) -> None:
+        """`shares_prompts`: the members of a group go to one engine, which computes their prompt once."""
+        self.proxy = proxy
+        self.chat = chat
+        self.generating = generating
+        self.sequence_length = sequence_length
+        self.max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
+        self.structure = structure
+        self.shares_prompts = shares_prompts
+        self._sampling = replace(
+            generating,
+            max_new_tokens=self.max_new_tokens,
+            stop_token_ids=chat.stop_token_ids,
+            structure=structure,
+        )
+        self._stop = frozenset(chat.stop_token_ids)
+        # The members of a group begin with the same prompt, at about the same time.
+        self._first_prompt = lru_cache(maxsize=KEPT_PROMPTS)(self._encoded)
+        self._ids = itertools.count()
+        self._prefix = f"{os.getpid():x}.{id(self):x}."
+
+    async def act(self, turn: TurnContext) -> Reply:
+        log = turn.log
+        try:
+            length = len(turn.system) + len(turn.prompt)
+            if turn.history:
+                length += sum(len(each["content"]) for each in turn.history)
+            if length > LONG_TEXT:
+                ids = await asyncio.to_thread(self._prompt_ids, turn)
+            else:
+                ids = self._prompt_ids(turn)
+            num_tokens = len(log) + len(ids)
+        except TooManyTokens as too_many:
+            num_tokens = len(log) + too_many.num_tokens
+        if num_tokens + self.max_new_tokens > self.sequence_length:
+            raise SequenceFull(
+                num_tokens=num_tokens,
+                max_new_tokens=self.max_new_tokens,
+                sequence_length=self.sequence_length,
+            )
+        result = await self.proxy.generate(
+            GenerationRequest(
+                request_id=f"{self._prefix}{next(self._ids)}",
+                prompt_ids=np.array([*log.ids, *ids], np.int32),
+                sampling=self._sampling.with_seed(turn.seed),
+                session_id=turn.session_id,
+                prompt_group=turn.prompt_group if self.shares_prompts else None,
+            )
+        )
+        is_refused = result.finish_reason is FinishReason.ERROR
+        if is_refused and says_context_is_full(result.error, status=HTTPStatus.BAD_REQUEST):
+            raise ContextFull(result.error)
+        log.append_prompt(ids)
+        if is_refused:
+            failure = Failure(boundary=Boundary.ENGINE, kind=result.error_kind.value, message=result.error)
+            raise PolicyFailed(failure)
+        token_ids = result.token_ids.tolist()
+        start = len(log)
+        log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
+        return Reply(
+            text=self.chat.decode(token_ids),
+            finish_reason=result.finish_reason,
+            response_start=start,
+            response_end=len(log),
+        )
+
+    def _prompt_ids(self, turn: TurnContext) -> Sequence[int]:
+        """What is new of the prompt. Raises TooManyTokens."""
+        log, room = turn.log, self.sequence_length - len(turn.log)
+        if len(log) == 0 and not turn.tools:
+            history = tuple((each["role"], each["content"]) for each in turn.history)
+            return self._first_prompt(turn.system, turn.prompt, history)
+        if len(log) == 0:
+            return self.chat.first_prompt(
+                system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
+            )
+        return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)
+
+    def _encoded(self, system: str, user: str, history: tuple[tuple[str, str], ...]) -> Sequence[int]:
+        messages = [Message(role=role, content=content) for role, content in history]
+        return self.chat.first_prompt(system=system, user=user, history=messages, room=self.sequence_length)

@@ -1,0 +1,163 @@
+"""Pure: what is asked of `/completions`, and what its events say.
+
+The fields are those of OpenAI's completions with vLLM's additions `return_token_ids`, `stop_token_ids`,
+`top_k`, `min_p` and `repetition_penalty`. A prompt goes as token ids and comes back as token ids; text
+is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import EngineFailure, GenerationRequest
+from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, error_text
+from envsdk.engines.engine_support.requests import change_fields, sglang_structure
+from envsdk.engines.openai.settings import OpenAISettings
+from envsdk.engines.refusals import bad_structure
+from envsdk.engines.sampling import OutputStructure
+from envsdk.engines.tagged_json import structural_tag
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event adds to a reply."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """As many as `token_ids`; NaN when none were asked for."""
+    finish_reason: FinishReason | None
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float | None] | None = None
+
+
+class _Choice(BaseModel):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    text: str = ""
+
+
+class _Event(BaseModel):
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def completion_body(settings: OpenAISettings, request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
+    """The request as JSON.
+
+    Parameters that are off are sent too: servers take defaults from a model's `generation_config.json`, which
+    would change the distribution without the run's knowledge.
+    """
+    sampling = request.sampling
+    body = {
+        **settings.extra_body,
+        "model": settings.model,
+        "prompt": [int(token) for token in request.prompt_ids],
+        "max_tokens": max_tokens,
+        **sampling.shape(),
+        "top_k": sampling.top_k or -1,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "n": 1,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    if sampling.structure is not None:
+        body |= structure_fields(settings, sampling.structure)
+    if sampling.changes is not None:
+        body |= change_fields(sampling.changes)
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed % 2**63
+    if settings.logprobs != "none":
+        body["logprobs"] = 0  # the sampled token's, and no alternatives
+    return body
+
+
+def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
+    """Why the structure cannot be expressed to the server; None when it can."""
+    if structure.json_schema is None and settings.structured_output == "response_format":
+        return bad_structure("`response_format` knows JSON schemas alone")
+    if structure.tagged and settings.structured_output == "guided":
+        return bad_structure("`guided` knows no JSON between fixed texts, as tool calls are")
+    try:
+        json.loads(structure.json_schema or "null")
+    except ValueError as error:
+        return bad_structure(f"the schema is not JSON: {error}")
+    return None
+
+
+def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> dict[str, Any]:
+    """What tells the server of a structure that can be expressed."""
+    if settings.structured_output == "sglang":
+        return dict(sglang_structure(structure))
+    kind: str = "choice"
+    value: Any = list(structure.choices)
+    if structure.regex is not None:
+        kind, value = "regex", structure.regex
+    if structure.json_schema is not None:
+        kind, value = "json", json.loads(structure.json_schema)
+    if structure.tagged:
+        kind, value = "structural_tag", json.dumps(structural_tag(structure.tagged))
+    if settings.structured_output == "guided":
+        return {f"guided_{kind}": value}
+    if settings.structured_output == "response_format":
+        named = {"name": "reply", "schema": value, "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
+    return {"structured_outputs": {kind: value}}
+
+
+def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> Delta:
+    """The `data` of one server-sent event.
+
+    Raises Unavailable when it tells of a failure, ReplyRefused when it lacks what was asked for.
+    """
+    try:
+        event = _Event.model_validate_json(data)
+    except ValidationError as error:
+        raise ReplyRefused(f"the server sent no completion event but {data[:200]!r}") from error
+    if event.error is not None:
+        raise Unavailable(f"the server broke the reply off: {error_text(event.error)}")
+    if not event.choices:
+        return Delta((), (), None)
+    choice = event.choices[0]
+    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
+        raise ReplyRefused("the server changed the prompt: the prompt_token_ids it returned are others")
+    reason = None
+    if choice.finish_reason is not None:
+        reason = _FINISH_REASONS.get(choice.finish_reason)
+        if reason is None:
+            raise ReplyRefused(f"the server ended the reply with finish_reason `{choice.finish_reason}`")
+    if choice.token_ids is None:
+        if choice.text or reason is not None:
+            raise ReplyRefused(
+                "the server returned text without token ids; it must understand `return_token_ids`, as vLLM "
+                "does: text cannot be turned back into the tokens that were sampled"
+            )
+        return Delta((), (), reason)
+    return Delta(choice.token_ids, _logprobs(choice, len(choice.token_ids), with_logprobs), reason)
+
+
+def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[float]:
+    if not with_logprobs:
+        return [math.nan] * count
+    given = (choice.logprobs and choice.logprobs.token_logprobs) or []
+    values = [value for value in given if value is not None and math.isfinite(value)]
+    if len(values) != count:
+        raise ReplyRefused(
+            f"the server returned {len(values)} log-probabilities for {count} tokens; if it has none to "
+            "give, set `logprobs: none`"
+        )
+    return [min(value, 0.0) for value in values]  # rounding may leave a certain token above 0

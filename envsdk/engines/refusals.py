@@ -1,0 +1,88 @@
+"""Why a request cannot run on any engine with a given context length and abilities. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.engine import (
+    EngineAbilities,
+    EngineFailure,
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+)
+from envsdk.engines.sampling import SamplingParams, out_of_range
+
+
+def why_impossible(
+    request: GenerationRequest, *, sequence_length: int, abilities: EngineAbilities
+) -> EngineFailure | None:
+    """Why no engine of this context and these abilities can run the request; None when one can."""
+    num_prompt = len(request.prompt_ids)
+    if num_prompt == 0:
+        return EngineFailure("the prompt is empty")
+    if num_prompt >= sequence_length:
+        return EngineFailure(
+            f"a prompt of {num_prompt} tokens leaves no room for a reply: "
+            f"sequence_length is {sequence_length}"
+        )
+    if request.sampling.max_new_tokens < 1:
+        return EngineFailure(f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1")
+    if problem := out_of_range(request.sampling):
+        return EngineFailure(problem)
+    return _why_unable(request.sampling, abilities) or _why_unstructured(request.sampling, abilities)
+
+
+def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
+    if sampling.changes is not None and not abilities.logit_changes:
+        return _lacks("logit_changes", "cannot sample with a logit bias or penalties")
+    if sampling.top_logprobs and not abilities.top_logprobs:
+        return _lacks("top_logprobs", "does not tell the likeliest tokens")
+    if sampling.prompt_logprobs and not abilities.prompt_logprobs:
+        return _lacks("prompt_logprobs", "does not score prompts")
+    return None
+
+
+def _lacks(ability: str, what: str) -> EngineFailure:
+    return EngineFailure(
+        f"{ability}: the engine {what}; docs/choosing-an-engine.md lists those that do",
+        ErrorKind.UNSUPPORTED_SAMPLING,
+    )
+
+
+def _why_unstructured(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
+    if sampling.structure is None:
+        return None
+    if not abilities.structured_output:
+        return bad_structure(
+            "the engine cannot hold replies to a structure, or has no tokenizer for it; "
+            "take `embedded` or `vllm` and a model folder with a tokenizer.json, or set `structured_output` "
+            "of `sglang` or `openai`"
+        )
+    if not sampling.stop_token_ids:
+        return bad_structure("a reply with a structure needs a stop token to end with")
+    return None
+
+
+def bad_structure(reason: str) -> EngineFailure:
+    """The request's `OutputStructure` is at fault, not the engine."""
+    return EngineFailure(f"structured_output: {reason}", ErrorKind.STRUCTURED_OUTPUT)
+
+
+def in_use(request_id: str) -> EngineFailure:
+    """Another request of this id is not answered yet."""
+    return EngineFailure(f"request id {request_id!r} is not answered yet")
+
+
+def refused(request_id: str, failure: EngineFailure) -> GenerationResult:
+    """The result of a request of which nothing was sampled."""
+    return GenerationResult(
+        request_id=request_id,
+        token_ids=np.zeros(0, np.int32),
+        logprobs=np.zeros(0, np.float32),
+        version_spans=(),
+        finish_reason=FinishReason.ERROR,
+        error=failure.message,
+        error_kind=failure.kind,
+    )

@@ -1,0 +1,62 @@
+"""The base of engines' settings, and the key that an engine's server may ask for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from envsdk.base.settings.memory import Memory, ModelSizes
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import ConfigurationError
+
+
+class EngineSettings(StrictSettings):
+    """Base of every engine's settings."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Modules of optional packages that a run with this engine needs."""
+    takes_new_weights: ClassVar[bool] = True
+    """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
+
+    @property
+    def is_one_server(self) -> bool:
+        """Whether every engine with these settings would be the same server, which belongs to one."""
+        return False
+
+    def weights_and_keys(
+        self,
+        model: ModelSizes,
+        element_bytes: int,
+        num_sequences: int,
+        num_tokens: int,
+        *,
+        num_devices: int = 1,
+    ) -> Memory:
+        """Bytes on each device of an engine that keeps the keys and values of so many sequences."""
+        keys = model.key_value_bytes(element_bytes, num_devices=num_devices)
+        return {
+            "weights": model.num_parameters * element_bytes / num_devices,
+            f"keys and values of {num_sequences:,} x {num_tokens:,} tokens": keys
+            * num_sequences
+            * num_tokens,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What of these settings decides the replies to a given prompt and seed, as JSON."""
+        return {}
+
+
+def api_key_of(variable: str | None, *, where: str) -> str | None:
+    """The key in an environment variable; ConfigurationError when `variable` names none.
+
+    `where` the name was given, for the message.
+    """
+    if variable is None:
+        return None
+    # A key written where its variable's name belongs must not end up in a log.
+    if not variable.isidentifier():
+        raise ConfigurationError(f"{where}: give the name of an environment variable, not the key")
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigurationError(f"{where}: the environment variable {variable} is not set")
+    return key

@@ -1,0 +1,98 @@
+"""Pure: JSON, also between fixed texts, in the words of the libraries that hold replies to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from envsdk.engines.sampling import TaggedJson
+
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_PARTS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf")
+"""Keywords whose values are schemas by name, and schemas or lists of them."""
+_COMBINING = {"$ref", "anyOf", "oneOf"}
+_PLAIN = {"$defs", "$id", "$schema", "definitions", "description", "properties", "required", "title", "type"}
+
+
+def held_schema(json_schema: str) -> Any:
+    """For llguidance: a part of what `json_schema` allows, whose end a weak policy finds, too.
+
+    - JSON has the spaces that `json.dumps` and the `tojson` of chat templates write, not any number of them.
+      A schema with an `x-guidance` of its own keeps that.
+    - An object has the properties that are named and no others, where nothing is said of others and no other
+      part of the schema could ask for them. XGrammar does so, too.
+    """
+    schema = json.loads(json_schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return schema
+    return {"x-guidance": _SPACES} | (schema if _is_combined(schema) else _closed(schema))
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[Any]:
+    for name in _MAPS:
+        yield from schema[name].values() if isinstance(schema.get(name), dict) else ()
+    for name in _PARTS:
+        part = schema.get(name)
+        yield from part if isinstance(part, list) else (part,)
+
+
+def _is_combined(schema: Any) -> bool:
+    """Whether an object may get properties from two places."""
+    if not isinstance(schema, dict):
+        return False
+    is_extended = "properties" in schema and not _COMBINING.isdisjoint(schema)
+    return "allOf" in schema or is_extended or any(map(_is_combined, _parts(schema)))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for name in _MAPS:
+        if isinstance(schema.get(name), dict):
+            closed[name] = {key: _closed(each) for key, each in schema[name].items()}
+    closed |= {name: _closed(schema[name]) for name in _PARTS if name in schema}
+    named, required = schema.get("properties"), schema.get("required", [])
+    are_known = (
+        isinstance(named, dict) and isinstance(required, list) and all(map(named.__contains__, required))
+    )
+    if are_known and schema.keys() <= _PLAIN:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def lark_grammar(tagged: Sequence[TaggedJson]) -> str:
+    """For llguidance, also by way of vLLM's `guidance`."""
+    rules = ["start: " + " | ".join(f"part{number}" for number in range(len(tagged)))]
+    for number, each in enumerate(tagged):
+        # JSON's escapes are those of the grammar's strings.
+        rules += [
+            f"part{number}: {json.dumps(each.begin)} json{number} {json.dumps(each.end)}",
+            f"json{number}: %json {json.dumps(held_schema(each.json_schema))}",
+        ]
+    return "\n".join(rules) + "\n"
+
+
+def structural_tag(tagged: Sequence[TaggedJson]) -> dict[str, Any]:
+    """For XGrammar, by way of a server of vLLM's or SGLang's."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": each.begin,
+            "content": {"type": "json_schema", "json_schema": json.loads(each.json_schema)},
+            "end": each.end,
+        }
+        for each in tagged
+    ]
+    return {
+        "type": "structural_tag",
+        "format": tags[0] if len(tags) == 1 else {"type": "or", "elements": tags},
+    }

@@ -1,0 +1,163 @@
+"""Settings of the `vllm` engine, and what vLLM is given for them. Pure; vLLM is not imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_support.settings import PassThroughSettings
+
+WORKER_EXTENSION = "envsdk.engines.vllm.worker.WorkerExtension"
+OWNER = "ENVSDK_VLLM_OWNER"
+"""Environment variable of vLLM's processes: id of the process whose engine they are."""
+CPU_KV_CACHE_BYTES = 1 << 30
+CPU_BLOCK_SIZE = 32
+"""Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""
+
+DEFAULT_MAX_LORA_RANK = 16
+"""vLLM's own."""
+
+SET_BY_ENGINE = {
+    "model": "is the run's model (`pretrain`)",
+    "tokenizer": "is that of the model's folder",
+    "skip_tokenizer_init": "is set where the model's folder has no tokenizer: token ids go in and out",
+    "max_num_seqs": "follows from `actor_infer.infer_batch_size`",
+    "seed": "follows from the run's `seed`",
+    "logprobs_mode": "follows from `logprobs`",
+    "generation_config": "is not used: requests say how they are sampled",
+    "override_generation_config": "is not used: requests say how they are sampled",
+    "scheduling_policy": "is `priority`",
+    "worker_extension_cls": "is how weights are updated",
+    "weight_transfer_config": "is how weights are updated",
+    "disable_log_stats": "is set: the engine's health has the counters",
+    "enable_log_requests": "is off",
+    "stream_interval": "is not used: replies come whole",
+    "data_parallel_size": "is 1; `actor_infer.num_engines` makes copies of the model",
+    "runner": "is `generate`",
+    "convert": "is not used",
+}
+"""Arguments of vLLM that follow from the run's own keys, and from which."""
+
+
+class VLLMSettings(PassThroughSettings):
+    """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
+
+    needs = ("vllm",)
+    set_by_engine = SET_BY_ENGINE
+
+    logprobs: Literal["sampling", "raw"] = "sampling"
+    """`sampling`: those of the distribution that tokens are drawn from, after temperature, top_p, top_k and
+    min_p; `raw`: those of the model's own."""
+    kv_after_update: Literal["recompute", "keep"] = "recompute"
+    """What becomes of a running reply's keys and values when new weights come: `recompute` computes them
+    under the new weights; `keep` goes on with the old ones, which saves time and is not exact."""
+    num_threads: PositiveInt = 1
+    """Threads of each of vLLM's worker processes on a CPU."""
+    tensor_parallel_size: PositiveInt = 1
+    """Devices that share out the model."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
+    """Weights and KV cache. When absent: `float32` on a CPU, vLLM's `auto` elsewhere."""
+    enforce_eager: bool | None = None
+    """Start in seconds, without compiling. When absent: true on a CPU, false elsewhere."""
+    gpu_memory_utilization: NonNegativeFloat | None = None
+    """Share of the device's memory that vLLM takes; on a CPU of the machine's."""
+    kv_cache_memory_bytes: PositiveInt | None = None
+    """Size of the KV cache. When it and `gpu_memory_utilization` are absent: 1 GiB on a CPU."""
+    block_size: PositiveInt | None = None
+    """Tokens of one block of the KV cache, and so of what a session can reuse. When absent: 32 on a CPU,
+    vLLM's own choice elsewhere."""
+    enable_prefix_caching: bool = True
+    """Keep keys and values after a reply, so that a session's next turn computes only what is new."""
+    enable_lora: bool = False
+    """Take LoRA adapters as updates, from a trainer that trains one. Whole weights are taken as well."""
+    max_lora_rank: PositiveInt | None = None
+    """Largest rank of an adapter: one of vLLM's 1, 8, 16, 32, 64 and so on; 16 when absent."""
+    max_model_len: PositiveInt | None = None
+    """Longest sequence that vLLM prepares for; `sequence_length` when absent, and never less."""
+    load_format: str = "auto"
+    """How vLLM reads the model; `dummy` makes random weights."""
+    log_level: str = "ERROR"
+    """Level of vLLM's own messages."""
+
+    @property
+    def uses_one_device(self) -> bool:
+        """The model lies on one device."""
+        extra = self.model_extra or {}
+        return self.tensor_parallel_size == 1 and extra.get("pipeline_parallel_size", 1) == 1
+
+    def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
+        """In bytes; see `EstimatesSampling`."""
+        return self.weights_and_keys(
+            model,
+            FLOAT32 if self.dtype == "float32" else BFLOAT16,  # vLLM's `auto` is half precision
+            num_replies,
+            num_tokens,
+            num_devices=self.tensor_parallel_size,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
+
+
+def end_token(folder: Path | None) -> int | None:
+    """The token with which vLLM ends a text that is held to a structure: that of the folder's tokenizer.
+
+    None where the folder has no fast tokenizer, or one that names no such token.
+    """
+    if folder is None:
+        return None
+    try:
+        named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("eos_token")
+        known = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    except (OSError, ValueError, KeyError):
+        return None
+    text = named.get("content") if isinstance(named, dict) else named
+    return next((token["id"] for token in known if token["content"] == text), None)
+
+
+def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -> dict[str, Any]:
+    """Arguments of `AsyncEngineArgs`. ConfigurationError when they contradict `config`."""
+    longest = settings.max_model_len or config.sequence_length
+    if longest < config.sequence_length:
+        raise ConfigurationError(
+            f"strategy_config.max_model_len is {longest}, but sequence_length is {config.sequence_length}; "
+            "leave max_model_len out"
+        )
+    args: dict[str, Any] = {
+        "model": str(config.model),
+        "max_model_len": longest,
+        "max_num_seqs": config.max_running,
+        "seed": config.seed,
+        "logprobs_mode": "processed_logprobs" if settings.logprobs == "sampling" else "raw_logprobs",
+        # Read for replies with a structure alone.
+        "skip_tokenizer_init": end_token(config.model) is None,
+        # xgrammar, vLLM's own choice, would also end a text with tokens that do not end the reply.
+        "structured_outputs_config": {"backend": "guidance"},
+        "generation_config": "vllm",
+        "scheduling_policy": "priority",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "disable_log_stats": True,
+    }
+    if on_cpu:
+        args |= {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "block_size": CPU_BLOCK_SIZE,
+            "enable_chunked_prefill": False,
+        }
+        if settings.gpu_memory_utilization is None:
+            args["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+        if settings.model_extra and settings.model_extra.get("enable_chunked_prefill"):
+            raise ConfigurationError(
+                "strategy_config.enable_chunked_prefill: vLLM 0.32 breaks down on a CPU when the prompt of a "
+                "request with a seed is computed in pieces; leave it out"
+            )
+    own = {"logprobs", "kv_after_update", "num_threads", "max_model_len"}
+    given = settings.model_dump(exclude=own)
+    return args | {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,176 @@
+"""Requests and results as plain rows and flat arrays, for the way between processes.
+
+Pickling a thousand small arrays one by one costs more than sampling them with a small model does;
+rows of plain values and a few flat arrays cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.contracts.trajectory import FinishReason, Rows, VersionSpan
+from envsdk.engines.engine import (
+    EngineHealth,
+    ErrorKind,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
+from envsdk.engines.sampling import SamplingParams
+
+_SAMPLING, _SPAN = Rows(SamplingParams), Rows(VersionSpan)
+_SEED = _SAMPLING.names.index("seed")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRequests:
+    """`n` requests; prompts lie end to end in `prompt_ids`."""
+
+    rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int, int]]
+    """One per request: its id, session id, prompt group, priority, `stream`, `survives_weight_update`, seed,
+    the position of its parameters in `all_sampling`, number of prompt tokens."""
+    all_sampling: list[tuple[Any, ...]]
+    """Different parameters once: the fields of `SamplingParams` in their order; the seed is that of some
+    request."""
+    prompt_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResults:
+    """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
+
+    rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
+    """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
+    extras: dict[int, tuple[TopTokens | None, PromptScores | None]]
+    """Likeliest tokens by position among the results, for the few that have some."""
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    health: EngineHealth | None
+
+
+def _joined(arrays: list[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
+    rows = []
+    all_sampling: list[tuple[Any, ...]] = []
+    known: dict[tuple[Any, ...], int] = {}
+    for request in requests:
+        sampling = _SAMPLING.row(request.sampling)
+        number = known.setdefault(sampling[:_SEED] + sampling[_SEED + 1 :], len(known))
+        if number == len(all_sampling):
+            all_sampling.append(sampling)
+        rows.append(
+            (
+                request.request_id,
+                request.session_id,
+                request.prompt_group,
+                request.priority,
+                request.stream,
+                request.survives_weight_update,
+                request.sampling.seed,
+                number,
+                len(request.prompt_ids),
+            )
+        )
+    prompt_ids = _joined([request.prompt_ids for request in requests], np.int32)
+    return PackedRequests(rows, all_sampling, prompt_ids)  # type: ignore[arg-type]
+
+
+def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
+    all_sampling = [_SAMPLING.make(row) for row in packed.all_sampling]
+    requests: list[GenerationRequest] = []
+    start = 0
+    for (
+        request_id,
+        session_id,
+        prompt_group,
+        priority,
+        stream,
+        is_lasting,
+        seed,
+        sampling,
+        count,
+    ) in packed.rows:
+        requests.append(
+            GenerationRequest(
+                request_id=request_id,
+                prompt_ids=packed.prompt_ids[start : start + count],
+                sampling=all_sampling[sampling].with_seed(seed),
+                session_id=session_id,
+                prompt_group=prompt_group,
+                priority=priority,
+                stream=stream,
+                survives_weight_update=is_lasting,
+            )
+        )
+        start += count
+    return requests
+
+
+def pack_results(
+    results: Sequence[GenerationResult | TokenDelta], health: EngineHealth | None
+) -> PackedResults:
+    """Their order stays."""
+    rows = []
+    extras: dict[int, tuple[TopTokens | None, PromptScores | None]] = {}
+    for number, result in enumerate(results):
+        ending, scores = ("", "", ""), None
+        if isinstance(result, GenerationResult):
+            ending = (result.finish_reason.value, result.error, result.error_kind.value)
+            scores = result.prompt_scores
+        spans = tuple(map(_SPAN.row, result.version_spans))
+        rows.append((result.request_id, *ending, spans, len(result.token_ids)))
+        if result.top is not None or scores is not None:
+            extras[number] = (result.top, scores)
+    return PackedResults(
+        rows,
+        extras,
+        token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
+        logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]
+        health=health,
+    )
+
+
+def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
+    results: list[GenerationResult | TokenDelta] = []
+    start = 0
+    for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
+        top, prompt_scores = packed.extras.get(number, (None, None))
+        token_ids = packed.token_ids[start : start + count]
+        logprobs = packed.logprobs[start : start + count]
+        spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
+        start += count
+        if not finish_reason:
+            results.append(
+                TokenDelta(
+                    request_id=request_id,
+                    token_ids=token_ids,
+                    logprobs=logprobs,
+                    version_spans=spans,
+                    top=top,
+                )
+            )
+            continue
+        results.append(
+            GenerationResult(
+                request_id=request_id,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                version_spans=spans,
+                finish_reason=FinishReason(finish_reason),
+                error=error,
+                error_kind=ErrorKind(error_kind),
+                top=top,
+                prompt_scores=prompt_scores,
+            )
+        )
+    return results

@@ -1,0 +1,202 @@
+"""`mode: bench`: evaluates the versions that a job's trainer publishes, as they appear.
+
+    newest version -> due? -> engines -> held-out tasks -> bench/metrics.jsonl     until the last one
+
+The tasks and their sampling are those of a single program's evaluations. A version that a newer one replaced
+before this program came to it is left out, which it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from envsdk.base.display.scores import failed_kinds, held_out, in_one_line
+from envsdk.base.display.terminal import say
+from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import RunConfig
+from envsdk.config.start_checks import check_start
+from envsdk.contracts.failures import EnvsdkError, Interrupted, RolloutStalled
+from envsdk.explorers.evaluation_plan import EvaluationPlan
+from envsdk.explorers.published import PublishedVersions, Standing, done_before
+from envsdk.explorers.weights import FetchedVersion, VersionReader
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.runs.lost_runtime import lost_runtime
+from envsdk.runs.opening import only_run_in
+from envsdk.runs.rollout_cluster import RolloutCluster
+from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
+from envsdk.runs.run_end import ending_of, success_before_and_after
+from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES
+from envsdk.runs.run_origin import model_of_job
+from envsdk.tracking import BENCH, Ending, Tracker, open_trackers, read_metrics
+from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
+from envsdk.view.export import write_report_of_job
+from envsdk.weights.source import GivenWeights
+
+
+def run(loaded: LoadedConfig) -> None:
+    """Evaluate until the trainer has finished and its last version is evaluated.
+
+    Raises EnvsdkError; Interrupted after Ctrl-C or SIGTERM.
+    """
+    config = loaded.config
+    check_start(config)
+    folder = config.run_folder / BENCH
+    with only_run_in(folder, taken="another process evaluates in"):
+        model = model_of_job(config)
+        make_folder(config.run_folder / TRAJECTORIES)
+        write_atomically(folder / CONFIG_FILE, loaded.resolved_yaml().encode())
+        if_lost = lost_runtime(
+            f"The evaluations in {folder} are whole: the same command continues with the newest version",
+            report_of=config.run_folder,
+        )
+        with ray_runtime(config.ray, if_lost=if_lost):
+            asyncio.run(_run(config, folder, model))
+        report = write_report_of_job(config.run_folder)
+        say(success_before_and_after(_evaluations(folder)))
+        if report is not None:
+            say(f"Report: {report}")
+
+
+async def _run(config: RunConfig, folder: Path, model: Path) -> None:
+    weights = GivenWeights(model)
+    cluster = RolloutCluster(
+        config,
+        model=model,
+        trajectories=(config.run_folder / TRAJECTORIES).resolve(),
+        state=None,
+        weights=weights,
+        trainer_mappings=(),
+        say=_note,
+    )
+    reader = VersionReader(config, folder, model, say=_note)
+    versions = PublishedVersions(config, reader, say=_note, model=model)
+    with ExitStack() as stack:
+        tracker = open_trackers(config.trackers, folder, config.tracker_args)
+        stack.callback(tracker.close)
+        bench = Bench(
+            config,
+            cluster,
+            versions,
+            weights,
+            tracker=tracker,
+            evaluated=max(_evaluations(folder), default=None),
+        )
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            if not await done_before(stop, bench.run()):
+                raise Interrupted("bench stopped; the same command continues with the newest version")
+        except BaseException as error:
+            tracker.end(*ending_of(error))
+            raise
+        else:
+            tracker.end(Ending.FINISHED)
+        finally:
+            await cluster.close(versions.close)
+
+
+class Bench:
+    """The evaluations of one job. `run` returns after the last version."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        cluster: RolloutCluster,
+        versions: PublishedVersions,
+        weights: GivenWeights,
+        *,
+        tracker: Tracker,
+        evaluated: int | None,
+    ) -> None:
+        """`evaluated`: the step of the newest version that an earlier process has evaluated."""
+        self._config = config
+        self._cluster = cluster
+        self._versions = versions
+        self._weights = weights
+        self._tracker = tracker
+        self._plan = EvaluationPlan(config.eval_steps, config.synchronizer.sync_interval)
+        self._evaluated = evaluated
+        self._trainer_gone_since: float | None = None
+
+    async def run(self) -> None:
+        """Evaluate what is published."""
+        await self._versions.open()
+        _note("starting engines and workers")
+        await self._cluster.start()
+        while True:
+            standing = await self._versions.look()
+            newest, is_last = standing.newest, standing.is_finished
+            if newest is not None and newest.step < (self._evaluated or 0):
+                _note(f"the trainer went back to step {newest.step}: what came after it is evaluated again")
+                self._tracker.rewind(newest.step)
+                self._evaluated = max(_evaluations(self._config.run_folder / BENCH), default=None)
+            if newest is not None and self._plan.is_due(newest.step, after=self._evaluated, is_last=is_last):
+                if (found := await self._versions.fetch(newest)) is not None:
+                    await self._evaluate(found)
+            elif is_last:
+                return
+            else:
+                await self._versions.changed()
+            self._look_after_trainer(standing)
+
+    async def _evaluate(self, found: FetchedVersion) -> None:
+        step, began = found.step, time.monotonic()
+        if missed := self._plan.missed(step, after=self._evaluated):
+            _note(
+                f"step {step} is evaluated in place of {', '.join(map(str, missed))}, whose weights were "
+                "replaced before this program came to them"
+            )
+        weights = found.weights
+        if isinstance(weights, Path):
+            weights = await asyncio.to_thread(self._weights.checked, weights)
+        async with self._cluster.weights_moving():
+            self._weights.hold(weights)
+        await self._cluster.give_weights(found.version)
+        batch = await self._cluster.validate(found.version, step)
+        metrics = validation_metrics(batch) | {
+            "version": float(found.version),
+            "time/validate_s": time.monotonic() - began,
+        }
+        self._tracker.log(step, metrics, time_unix_s=time.time())
+        self._evaluated = step
+        _note(_line(metrics, step, found.version))
+        if problem := validation_problem(metrics, self._config.max_failed_share):
+            raise RolloutStalled(f"evaluation after {step} steps: {problem}")
+
+    def _look_after_trainer(self, standing: Standing) -> None:
+        """Say that the trainer is gone; EnvsdkError when it is for too long."""
+        patience_s, now = self._config.buffer.patience_s, time.monotonic()
+        if standing.has_trainer or standing.is_finished:
+            self._trainer_gone_since = None
+        elif self._trainer_gone_since is None:
+            self._trainer_gone_since = now
+            _note(f"no trainer is running; waiting for one at most {patience_s:g} s (buffer.patience_s)")
+        elif now - self._trainer_gone_since > patience_s:
+            raise EnvsdkError(
+                f"no trainer has run for {patience_s:g} s (buffer.patience_s). Start the trainer again, then "
+                "this program: it continues with the newest version"
+            )
+
+
+def _evaluations(folder: Path) -> dict[int, dict[str, float]]:
+    """What was evaluated, by step."""
+    file = folder / METRICS_FILE
+    rows = read_metrics(file) if file.is_file() else []
+    return {int(row["step"]): row for row in rows if "val/episodes" in row}
+
+
+def _line(metrics: Mapping[str, float], step: int, version: int) -> str:
+    took = f"{metrics['time/validate_s']:.1f} s"
+    line = in_one_line(held_out(metrics), failed_kinds(metrics))
+    return f"held-out after {step} steps (version {version}): {line} | {took}"
+
+
+def _note(text: str) -> None:
+    say(f"bench: {text}", flush=True)

@@ -1,0 +1,155 @@
+"""Membership: one program's part in a job. It joins the buffer, says that it lives, and leaves.
+
+join -> (view every third of a lease)* -> leave
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.hub import hub_folder
+from envsdk.buffer.client import BufferClient
+from envsdk.buffer.connecting import open_engine, shown_place, url_of
+from envsdk.buffer.contract import BUFFER_FILE, JobView, Meaning, Member, Role, Signal, Terms
+from envsdk.buffer.selection import Selection
+from envsdk.buffer.sql_buffer import SqlBuffer
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.explorers.meaning import meaning_of
+
+
+def buffer_path(config: RunConfig) -> str:
+    """The buffer of the job: its URL or its file."""
+    return config.buffer.trainer_input.experience_buffer.path or str(
+        config.run_folder.resolve() / BUFFER_FILE
+    )
+
+
+def open_buffer(config: RunConfig) -> SqlBuffer:
+    """Connections to the buffer. ConfigurationError when it cannot be where `config` has it.
+
+    The job's own folder is made; any other has to be there, or a typo would begin a second job.
+    """
+    file = url_of(buffer_path(config)).database or ""
+    if Path(file).absolute().is_relative_to(config.run_folder.absolute()):
+        make_folder(config.run_folder)
+    return SqlBuffer(open_engine(buffer_path(config)), lease_s=config.buffer.lease_s)
+
+
+def terms_of(config: RunConfig) -> Terms:
+    """What all programs of the job must agree on."""
+    manager = config.train_env_manager
+    return Terms(
+        seed=config.seed,
+        group_size=manager.group_size,
+        groups_per_batch=config.num_train_groups,
+        alpha=config.largest_depth,
+        max_staleness=config.max_staleness,
+        sync_interval=config.synchronizer.sync_interval,
+        num_groups_redundancy=manager.num_groups_redundancy,
+        max_group_attempts=manager.max_group_attempts,
+    )
+
+
+def selection_of(config: RunConfig) -> Selection:
+    """How the trainer chooses among ready groups."""
+    keys = config.buffer.trainer_input.experience_buffer
+    return Selection(
+        order=keys.selection,
+        max_uses=keys.max_uses,
+        cool_down_steps=keys.cool_down_steps,
+        mixture=keys.mixture,
+        mixture_by=keys.mixture_by,
+    )
+
+
+class Membership:
+    """Owner: the program's own object; called from one event loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        role: Role,
+        name: str,
+        *,
+        say: Callable[[str], None],
+        model: Path | None = None,
+    ) -> None:
+        """`model`: whose token ids this program reads and writes; the folder in `config` when None."""
+        self._config = config
+        self._role = role
+        self._name = name
+        self._say = say
+        self.terms = terms_of(config)
+        self.buffer = open_buffer(config)
+        self.client = BufferClient(self.buffer, retry_s=config.buffer.retry_s, say=say)
+        self.member: Member | None = None
+        self._joining = asyncio.Lock()
+        self.pause_s = config.buffer.lease_s / 3
+        """Between two signs of life."""
+        self._model = model
+        self._meaning: Meaning | None = None
+
+    @property
+    def me(self) -> Member:
+        """This program, once joined."""
+        assert self.member is not None
+        return self.member
+
+    async def check(self) -> None:
+        """ConfigurationError when this program does not fit its job, which is made if it is not there."""
+        buffer, config = self.buffer, self._config
+        meaning = await asyncio.to_thread(self._meant)
+        if await self.client.call(lambda: buffer.create(config.exp_name, self.terms, meaning)):
+            self._say(f"job {config.exp_name} begins in a new buffer, {shown_place(buffer_path(config))}")
+
+    async def join(self) -> None:
+        """Take part. ConfigurationError when the name is taken, or this program does not fit the job."""
+        await self.check()
+        buffer, meaning = self.buffer, self._meant()
+        self.member = await self.client.call(lambda: buffer.join(self._role, self._name, meaning))
+        for note in self.member.notes:
+            self._say(note)
+
+    def _meant(self) -> Meaning:
+        if self._meaning is None:
+            config, model = self._config, self._model
+            if model is None and config.pretrain != EMBEDDED_DEFAULT:
+                model = hub_folder(config.pretrain)
+            tags = config.train_env_manager.tags if config.mode in ("train", "explore") else ()
+            self._meaning = meaning_of(config, model, tags=tags)
+        return self._meaning
+
+    async def join_again(self, lost: Member) -> None:
+        """Take part again, after the lease of `lost` ran out; nothing to do if this was done meanwhile."""
+        async with self._joining:
+            if self.member is lost:
+                await self.join()
+
+    async def renew(self, *, version: int = -1, waited: Mapping[str, float] | None = None) -> JobView:
+        """This program lives; how the job stands. LeaseLost when it was taken for dead."""
+        waits = waited or {}
+        return await self.client.call(
+            lambda: self.buffer.renew(
+                self.me,
+                version=version,
+                waited_places_s=waits.get("places", 0.0),
+                waited_weights_s=waits.get("weights", 0.0),
+            )
+        )
+
+    async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
+        """See `BufferClient.changed`."""
+        return await self.client.changed(signal, seen, timeout_s=timeout_s)
+
+    async def signal_number(self, signal: Signal) -> int:
+        return await self.client.call(lambda: self.buffer.signal_number(signal))
+
+    async def leave(self) -> None:
+        """Take part no longer; what this program holds is handed back. Idempotent."""
+        member, self.member = self.member, None
+        if member is not None:
+            await self.client.call(lambda: self.buffer.leave(member))
+        await self.client.close()

@@ -1,4 +1,0 @@
-"""Results of rollouts as objects, and what they become: messages, frames, arrays, data sets, advantages.
-
-Everything stays in memory; `envsdk.datasets` has the formats on disk.
-"""

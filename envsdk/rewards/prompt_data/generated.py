@@ -1,0 +1,58 @@
+"""Prompts that are made on this machine when they are first read: `generated:NAME` stands for a file of them.
+
+    generated:arithmetic_train      tags sums, comparisons      `math`, `choice`
+    generated:programs_train        tag programs                `code`
+    generated:instructions_train    tag instructions            `ifeval`
+    generated:questions_train       tag questions               `exact`
+
+and the same with `_val`. Rows are in ROLL's format. `solution` is a response that is right, and `mistakes`
+are responses with one slip: the warm start of the tiny policy imitates both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.base.store.cache import cache_folder
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
+from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
+
+SCHEME = "generated:"
+FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "arithmetic_train": partial(arithmetic_rows, "train", 16000),
+    "arithmetic_val": partial(arithmetic_rows, "val", 512),
+    "programs_train": partial(program_rows, "train"),
+    "programs_val": partial(program_rows, "val"),
+    "instructions_train": partial(instruction_rows, "train"),
+    "instructions_val": partial(instruction_rows, "val"),
+    "questions_train": partial(question_rows, "train"),
+    "questions_val": partial(question_rows, "val"),
+}
+"""Name -> its rows."""
+
+_VERSION = 1
+"""Raised when the same name would give other rows."""
+
+
+def generated_file(name: str) -> Path:
+    """The JSONL file that `generated:NAME` stands for, in the cache folder; written if it is not there.
+
+    Raises ConfigurationError for an unknown name, StorageError when it cannot be written.
+    """
+    name = name.removeprefix(SCHEME)
+    if name not in FILES:
+        known = suggest(name, FILES, known="generated prompts")
+        raise ConfigurationError(f"there are no generated prompts {name!r}: {known}")
+    path = cache_folder() / "prompts" / f"{name}_v{_VERSION}.jsonl"
+    if not path.is_file():
+        make_folder(path.parent)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in FILES[name]())
+        write_atomically(path, "".join(lines).encode())
+    return path

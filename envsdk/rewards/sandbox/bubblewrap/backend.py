@@ -1,0 +1,293 @@
+"""The `bubblewrap` backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import stat
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox.binds import check_binds
+from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
+from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
+from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
+from envsdk.rewards.sandbox.bubblewrap.state import CopiedState, OverlayState, Owner, State, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
+from envsdk.rewards.sandbox.bubblewrap.trees import Trees
+from envsdk.rewards.sandbox.bubblewrap.watch import Watch
+from envsdk.rewards.sandbox.contract import ExecResult, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.settings import BubblewrapSettings, parse_settings
+from envsdk.rewards.sandbox.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+_PROBE = 'set -e; echo probe > written; echo "$(id -u) $(cat shown)"'
+_PROBE_ANSWER = "1000 shown"
+NO_TREE = "no-tree"
+"""Empty folder in the lease's, for images without a tree."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What a probe has found, and the folder that this process holds."""
+
+    lease: leases.Lease
+    shared: Surroundings
+    slots: asyncio.Semaphore
+    overlay: bool
+    cgroups: CgroupRoot | None
+    trees: Trees
+
+
+class BubblewrapBackend:
+    """Runs sandboxes by bubblewrap.
+
+    new --probe (the first `start` does it)--> prepared: holds a folder --aclose--> new
+
+    Raises ConfigurationError: a setting is unknown or wrong.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = parse_settings(BubblewrapSettings, settings, backend=self.name)
+        self._prepared: _Prepared | None = None
+        self._preparing: asyncio.Lock | None = None
+        self._sandboxes: list[BubblewrapSandbox] = []
+
+    async def probe(self) -> None:
+        await self._prepare()
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> BubblewrapSandbox:
+        self._check(image)
+        prepared = await self._prepare()
+        try:
+            return await self._start(prepared, image, limits or Limits())
+        except OSError as error:
+            raise SandboxError(f"a sandbox could not be started: {error}") from error
+        except subprocess.CalledProcessError as error:
+            why = error.stderr.decode(errors="replace").strip()[-500:]
+            raise SandboxError(f"a sandbox could not be started: {error.cmd[0]}: {why}") from error
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(sandbox.stop() for sandbox in self._sandboxes))
+        if self._prepared is not None:
+            prepared, self._prepared = self._prepared, None
+            await prepared.trees.copied()
+            await in_thread(prepared.lease.release)
+
+    async def _prepare(self) -> _Prepared:
+        self._preparing = self._preparing or asyncio.Lock()
+        async with self._preparing:
+            if self._prepared is None:
+                self._prepared = await self._first_that_works()
+        return self._prepared
+
+    async def _first_that_works(self) -> _Prepared:
+        """Try a sandbox for real, over an overlay and else over a copy."""
+        await in_thread(leases.sweep, self.settings.state_dir, cgroups.sweep)
+        lease = leases.Lease(self.settings.state_dir)
+        try:
+            problems: list[str] = []
+            for overlay in (True, False) if self.settings.allow_copies else (True,):
+                prepared = await self._surroundings(lease, overlay=overlay)
+                answer = await self._try(prepared)
+                if answer.ok and answer.output.strip() == _PROBE_ANSWER:
+                    if not overlay:
+                        log.warning(
+                            "sandboxes copy their trees: overlayfs is refused here (%s); "
+                            "another `state_dir` may allow it",
+                            problems[0],
+                        )
+                    weakref.finalize(self, _release, lease, os.getpid())
+                    return prepared
+                problems.append(" ".join(answer.output.split())[:500] or f"return code {answer.returncode}")
+        except BaseException:
+            await in_thread(lease.release)
+            raise
+        await in_thread(lease.release)
+        raise SandboxUnavailable(
+            f"bubblewrap cannot run sandboxes here: {problems[-1]}. {advice(problems[-1])}"
+        )
+
+    async def _surroundings(self, lease: leases.Lease, *, overlay: bool) -> _Prepared:
+        uid = os.geteuid()
+        owner = (
+            Owner(self.settings.uid, self.settings.uid, True) if uid == 0 else Owner(uid, os.getegid(), False)
+        )
+        (lease.folder / NO_TREE).mkdir(exist_ok=True)
+        etc = lease.folder / "etc"
+        if not etc.exists():
+            await in_thread(make_etc, etc)
+        program = filter_program(platform.machine())
+        if program is not None:
+            (lease.folder / "seccomp").write_bytes(program)
+        python = await asyncio.to_thread(interpreter, self._python(None))
+        system = await asyncio.to_thread(this_system, shows_usr_local=python.in_usr_local)
+        shared = Surroundings(
+            lease=lease.name,
+            owner=owner,
+            system=system,
+            etc=etc,
+            seccomp=lease.folder / "seccomp" if program is not None else None,
+            watch=Watch(),
+        )
+        trees = Trees(lease.folder, owner, self.settings.kept_trees)
+        groups = await asyncio.to_thread(cgroups.find_root)
+        if groups is not None:
+            groups.note(lease.folder)
+        slots = asyncio.Semaphore(self.settings.commands_at_once)
+        return _Prepared(lease, shared, slots, overlay, groups, trees)
+
+    async def _try(self, prepared: _Prepared) -> ExecResult:
+        """A command that writes into a tree, as a sandbox's user, in a sandbox that is thrown away."""
+        tree = Path(tempfile.mkdtemp(dir=prepared.lease.folder))
+        (tree / "shown").write_text("shown")
+        sandbox = await self._start(prepared, Image(tree=tree), Limits())
+        try:
+            answer = await sandbox.exec(_PROBE, timeout_s=60)
+        finally:
+            await sandbox.close()
+        if (tree / "written").exists():
+            raise SandboxUnavailable(
+                "a sandbox changed the tree it was to protect; this kernel's overlayfs is broken"
+            )
+        return answer
+
+    async def _start(self, prepared: _Prepared, image: Image, limits: Limits) -> BubblewrapSandbox:
+        python = await asyncio.to_thread(interpreter, self._python(image))
+        source = (image.tree or prepared.lease.folder / NO_TREE).resolve()
+        tree = await prepared.trees.borrow(source)
+        try:
+            sandbox = await self._on(prepared, image, limits, tree, source, python)
+        except BaseException:
+            await prepared.trees.give_back(source)
+            raise
+        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        return sandbox
+
+    async def _on(
+        self, prepared: _Prepared, image: Image, limits: Limits, tree: Path, source: Path, python: Interpreter
+    ) -> BubblewrapSandbox:
+        """A sandbox of `image` on `tree`, the borrowed `source`."""
+        name = secrets.token_hex(6)
+        binds = {str(folder): folder for folder in python.outside_usr}
+        folder = prepared.lease.folder / name
+        try:
+            state = await in_thread(self._make, prepared, folder, tree, image, binds)
+        except BaseException:
+            await in_thread(leases.delete, folder)
+            raise
+        return BubblewrapSandbox(
+            id=name,
+            image=image,
+            limits=limits,
+            slots=prepared.slots,
+            folder=folder,
+            tree=tree,
+            state=state,
+            binds=binds,
+            env={**_environment(python), **image.env},
+            shared=prepared.shared,
+            cgroup=_cgroup(prepared, name, limits),
+            give_back=lambda: prepared.trees.give_back(source),
+        )
+
+    def _make(
+        self, prepared: _Prepared, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
+    ) -> State:
+        """The sandbox's folder; `binds` gets the image's, in places that the sandbox's user may read."""
+        folder.mkdir(mode=0o711)
+        owner = prepared.shared.owner
+        for number, (inside, named) in enumerate(sorted(image.binds.items())):
+            source = named.absolute()
+            readable = not owner.is_root or _readable_by_others(source)
+            binds[inside] = source if readable else owned_copy(source, folder / f"bind-{number}", owner)
+        stage = folder / "stage"
+        for name in ("", "tree", "tmp", "base", "etc"):
+            (stage / name).mkdir(mode=0o755)
+        for number, source in enumerate(binds.values()):
+            point = stage / f"b{number}"
+            if source.is_dir():
+                point.mkdir()
+            else:
+                point.touch()
+        return (OverlayState if prepared.overlay else CopiedState)(folder, tree, owner)
+
+    def _python(self, image: Image | None) -> Path:
+        return (image.python if image is not None else None) or self.settings.python or Path(sys.executable)
+
+    def _check(self, image: Image) -> None:
+        """Raises ConfigurationError: the image names what is not here."""
+        if image.container is not None:
+            raise ConfigurationError(
+                f"backend `bubblewrap` shows folders of this machine, no container image ({image.container})"
+            )
+        if image.tree is not None and not image.tree.is_dir():
+            raise ConfigurationError(f"the image's tree {image.tree} is no folder")
+        check_binds(image)
+
+
+def _environment(python: Interpreter) -> dict[str, str]:
+    return {
+        "PATH": f"{python.executable.parent}:/usr/bin:/bin",
+        "HOME": "/tmp",
+        "USER": "agent",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "PAGER": "cat",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _cgroup(prepared: _Prepared, name: str, limits: Limits) -> Cgroup | None:
+    if prepared.cgroups is None:
+        return None
+    with contextlib.suppress(OSError):
+        return prepared.cgroups.create(prepared.lease.name, name, limits)
+    return None
+
+
+def _readable_by_others(path: Path) -> bool:
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        return mode & 0o005 == 0o005 and all(
+            _readable_by_others(inner) for inner in path.iterdir() if not inner.is_symlink()
+        )
+    return bool(mode & 0o004)
+
+
+def _release(lease: leases.Lease, holder: int) -> None:
+    """At the end of the program, where `aclose` was forgotten; not in a fork of it."""
+    if os.getpid() == holder:
+        cgroups.sweep(lease.folder)
+        lease.release()
+
+
+def advice(problem: str) -> str:
+    """What a person can do about what the launcher said."""
+    if "bwrap" in problem and ("not found" in problem or "No such file" in problem):
+        return "Install Debian's package `bubblewrap` (apt-get install bubblewrap); pip's is another program."
+    if any(text in problem for text in ("disable-userns", "json-status-fd", "Unknown option")):
+        return "bubblewrap 0.8 or newer is needed (Debian 12, Ubuntu 24.04)."
+    if "unshare" in problem or "uid map" in problem or "Operation not permitted" in problem:
+        return (
+            "This machine does not let its programs make namespaces. On Ubuntu 24.04: "
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0. In a container: allow namespaces and "
+            "mounts (docker run --security-opt seccomp=unconfined --cap-add SYS_ADMIN). "
+            "Or use another backend."
+        )
+    return "Use another sandbox backend, or another machine: docs/swe-sandbox.md."

@@ -1,0 +1,206 @@
+"""One sandbox of the `bubblewrap` backend: fresh namespaces for every command, over files that stay.
+
+    made: a folder on disk -> exec: launcher and namespaces come and go -> ... -> close: the folder is deleted
+
+An idle sandbox holds no process, no mount and no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from envsdk.rewards.sandbox import scripts
+from envsdk.rewards.sandbox.bubblewrap import leases
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
+from envsdk.rewards.sandbox.bubblewrap.launch import (
+    BASE_REPOSITORY,
+    SCRATCH,
+    Command,
+    System,
+    bwrap_options,
+    launcher_argv,
+)
+from envsdk.rewards.sandbox.bubblewrap.state import LayerSnapshot, Owner, State, Usage, bind_line
+from envsdk.rewards.sandbox.bubblewrap.watch import Watch, Watched, allowed_usage, is_over
+from envsdk.rewards.sandbox.contract import ExecEnd, Snapshot
+from envsdk.rewards.sandbox.process import Finished, Process
+from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
+from envsdk.rewards.sandbox.threads import in_thread
+
+_LAUNCHER_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all sandboxes of a backend share."""
+
+    lease: str
+    owner: Owner
+    system: System
+    etc: Path
+    """Folder with the sandboxes' own `/etc`."""
+    seccomp: Path | None
+    """File with the filter of system calls."""
+    watch: Watch
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BubblewrapSandbox(ShellSandbox):
+    """Made by `BubblewrapBackend.start`."""
+
+    folder: Path
+    tree: Path
+    """The image's tree, owned by the sandbox's user."""
+    state: State
+    binds: Mapping[str, Path]
+    """Everything shown read-only, by absolute path inside; outer folders first."""
+    env: Mapping[str, str]
+    shared: Surroundings
+    cgroup: Cgroup | None
+    give_back: Callable[[], Awaitable[None]]
+    """Returns the tree."""
+    _usage: Usage = field(default_factory=lambda: Usage(0, 0))
+    _mounted: tuple[str, ...] = ()
+    _process: Process | None = None
+
+    @contextlib.asynccontextmanager
+    async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, bytes]]:
+        yield scripts.diff_script(BASE_REPOSITORY, SCRATCH), b""
+
+    async def snapshot(self) -> Snapshot:
+        async with self._in_use():
+            return await in_thread(self.state.snapshot)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, LayerSnapshot)
+        async with self._in_use():
+            await in_thread(self.state.restore, snapshot)
+            self._usage = await asyncio.to_thread(self.state.usage)
+
+    def _is_gone(self) -> bool:
+        return self._closed or not self.folder.is_dir()
+
+    async def close(self) -> None:
+        if await self.stop():
+            await asyncio.to_thread(leases.delete, self.folder)
+
+    async def stop(self) -> bool:
+        """End the running command and refuse all others; the files stay. False: that was done before."""
+        first, self._closed = not self._closed, True
+        if self._process is not None:
+            self._process.end(ExecEnd.INFRASTRUCTURE)
+        async with self._lock:
+            if first:
+                try:
+                    if self.cgroup is not None:
+                        await asyncio.to_thread(self.cgroup.delete)
+                finally:
+                    await self.give_back()
+        return first
+
+    async def _run(self, work: Work) -> Finished:
+        async with standard_input(work) as stdin:
+            with contextlib.ExitStack() as descriptors:
+                process = self._launch(descriptors, work, stdin)
+                watched = Watched(
+                    process=process,
+                    state=self.state,
+                    limits=work.limits,
+                    allowed=allowed_usage(work.limits, self._usage),
+                    cgroup=self.cgroup,
+                    kills_before=self.cgroup.kills() if self.cgroup else 0,
+                )
+            self._process = process
+            try:
+                with self.shared.watch.over(watched):
+                    finished = await process.finish(work.timeout_s)
+            finally:
+                self._process = None
+            self._usage = await asyncio.to_thread(self.state.usage)
+        return replace(finished, reason=self._reason(finished, watched))
+
+    def _reason(self, finished: Finished, watched: Watched) -> ExecEnd:
+        if finished.reason is not ExecEnd.EXIT:
+            return finished.reason
+        if watched.kills():
+            return ExecEnd.OUT_OF_MEMORY
+        if is_over(self._usage, watched.allowed):
+            return ExecEnd.DISK_LIMIT
+        return ExecEnd.EXIT if finished.command_exited else ExecEnd.INFRASTRUCTURE
+
+    def _launch(self, descriptors: contextlib.ExitStack, work: Work, stdin: int) -> Process:
+        """Start the launcher; `descriptors` closes this process's copies of what it is given."""
+        script_fd = descriptors.enter_context(_memfd(work.script.encode("utf-8", "surrogateescape")))
+        seccomp_fd = (
+            descriptors.enter_context(_opened(self.shared.seccomp))
+            if self.shared.seccomp is not None
+            else None
+        )
+        status = os.pipe()
+        options = bwrap_options(
+            self.shared.system,
+            Command(
+                script_fd=script_fd,
+                status_fd=status[1],
+                seccomp_fd=seccomp_fd,
+                env={**self.env, **work.env},
+                workdir=self.image.workdir,
+                binds=[
+                    (f"b{number}", path)
+                    for number, path in enumerate(self.binds)
+                    # What hides a part of the work tree is no change of the tree's.
+                    if not (work.compares and PurePosixPath(path).is_relative_to(self.image.workdir))
+                ],
+                shows_repository=work.compares,
+                limits=work.limits,
+            ),
+        )
+        args_fd = descriptors.enter_context(_memfd(options))
+        cgroups = [self.cgroup.folder] if self.cgroup is not None else []
+        return Process.start(
+            launcher_argv(self.shared.owner, self._fstab(), cgroups, args_fd, work.limits, work.cwd),
+            env={"PATH": _LAUNCHER_PATH, leases.MARK: self.shared.lease},
+            pass_fds=[fd for fd in (script_fd, args_fd, seccomp_fd) if fd is not None],
+            stdin=stdin,
+            status=status,
+            keep=work.keep,
+            max_output=work.limits.output_bytes,
+        )
+
+    def _fstab(self) -> Path:
+        """What the launcher mounts, written anew where it has changed."""
+        file = self.folder / "fstab"
+        lines = tuple(self.state.mounts())
+        if lines != self._mounted:
+            fixed = [
+                bind_line(str(self.folder / "stage"), ""),
+                bind_line(str(self.tree), "base", read_only=True),
+                bind_line(str(self.shared.etc), "etc", read_only=True),
+                *(bind_line(str(source), f"b{number}") for number, source in enumerate(self.binds.values())),
+            ]
+            file.write_text("\n".join([*fixed, *lines]) + "\n")
+            self._mounted = lines
+        return file
+
+
+@contextlib.contextmanager
+def _memfd(content: bytes) -> Iterator[int]:
+    """A file in memory, at its start: of any length, and in no folder."""
+    with os.fdopen(os.memfd_create("sandbox"), "w+b") as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

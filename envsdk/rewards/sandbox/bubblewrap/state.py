@@ -1,0 +1,296 @@
+"""What one episode has written, on disk.
+
+    <folder>/stage/...      mount points; bound at STAGE in a command's namespace
+    <folder>/layers/0/{tree,tmp}    what was written until the first snapshot
+    <folder>/layers/1/{tree,tmp}    ... until the second; the last layer takes the writes
+    <folder>/layers/*/{tree,tmp}-work   overlayfs's own
+    <folder>/fstab          what the next command mounts
+
+A snapshot closes the last layer and puts an empty one on top, so it costs no copy; a restore goes back to
+the layers of then. Where the kernel refuses overlayfs, CopiedState holds a plain copy of the tree instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from envsdk.rewards.sandbox.bubblewrap import leases
+
+STAGE = "/mnt"
+"""Where the stage is bound, in the launcher's namespace: every Linux has it, and every user may pass it."""
+
+MAX_DEPTH = 256
+"""Folders nested deeper count as more files than any limit: a path to them is too long to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an episode's files take."""
+
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The host user that sandboxed processes are."""
+
+    uid: int
+    gid: int
+    is_root: bool
+    """Whether the launcher itself is root, and must give files away."""
+
+    def give(self, path: Path) -> None:
+        if self.is_root:
+            os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSnapshot:
+    layers: tuple[str, ...]
+
+
+class State(Protocol):
+    """The writable part of a sandbox."""
+
+    folder: Path
+
+    def mounts(self) -> list[str]:
+        """Lines of the launcher's fstab that put the tree at STAGE/tree and `/tmp` at STAGE/tmp."""
+        ...
+
+    def usage(self) -> Usage: ...
+
+    def snapshot(self) -> LayerSnapshot: ...
+
+    def restore(self, snapshot: LayerSnapshot) -> None: ...
+
+
+@dataclass(slots=True)
+class OverlayState:
+    """An overlay over the tree."""
+
+    folder: Path
+    tree: Path
+    owner: Owner
+    layers: list[str] = field(default_factory=list)
+    _names: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        (self.folder / "layers").mkdir()
+        self._add_layer()
+
+    def _add_layer(self) -> None:
+        layer = self.folder / "layers" / (name := str(next(self._names)))
+        layer.mkdir()
+        for part, mode in (("tree", stat.S_IMODE(self.tree.stat().st_mode) | 0o700), ("tmp", 0o700)):
+            (layer / part).mkdir()
+            (layer / part).chmod(mode)
+            (layer / f"{part}-work").mkdir()
+            for made in (layer / part, layer / f"{part}-work"):
+                self.owner.give(made)
+        self.layers.append(name)
+
+    def mounts(self) -> list[str]:
+        top, below = self.layers[-1], self.layers[-2::-1]
+        tree = [self._layer(name, "tree") for name in below] + [str(self.tree)]
+        lines = [self._overlay("tree", tree, top)]
+        if below:
+            lines.append(self._overlay("tmp", [self._layer(name, "tmp") for name in below], top))
+        else:
+            lines.append(bind_line(self._layer(top, "tmp"), "tmp"))
+        return lines
+
+    def _layer(self, name: str, part: str) -> str:
+        return str(self.folder / "layers" / name / part)
+
+    def _overlay(self, part: str, lower: Sequence[str], top: str) -> str:
+        options = [
+            "lowerdir=" + ":".join(_escaped_option(path) for path in lower),
+            "upperdir=" + _escaped_option(self._layer(top, part)),
+            "workdir=" + _escaped_option(self._layer(top, f"{part}-work")),
+        ]
+        if not self.owner.is_root:
+            options.append("userxattr")
+        return f"overlay {STAGE}/{part} overlay {_escaped_field(','.join(options))} 0 0"
+
+    def usage(self) -> Usage:
+        return measure([Path(self._layer(name, part)) for name in self.layers for part in ("tree", "tmp")])
+
+    def snapshot(self) -> LayerSnapshot:
+        taken = LayerSnapshot(tuple(self.layers))
+        self._add_layer()
+        return taken
+
+    def restore(self, snapshot: LayerSnapshot) -> None:
+        leases.delete(self.folder / "layers" / self.layers[-1])
+        self.layers = list(snapshot.layers)
+        self._add_layer()
+
+
+@dataclass(slots=True)
+class CopiedState:
+    """A copy of the tree, where overlayfs is refused."""
+
+    folder: Path
+    tree: Path
+    owner: Owner
+    _names: Iterator[int] = field(default_factory=itertools.count)
+    _current: Path = field(init=False)
+    _at_start: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.folder / "copies").mkdir()
+        self._current = self._new()
+        copy_tree(self.tree, self._current / "tree")
+        (self._current / "tmp").mkdir(mode=0o700)
+        self.owner.give(self._current / "tmp")
+        self._at_start = measure([self._current / "tree"])
+
+    def _new(self) -> Path:
+        folder = self.folder / "copies" / str(next(self._names))
+        folder.mkdir(mode=0o711)
+        return folder
+
+    def mounts(self) -> list[str]:
+        return [bind_line(str(self._current / part), part) for part in ("tree", "tmp")]
+
+    def usage(self) -> Usage:
+        now = measure([self._current / "tree", self._current / "tmp"])
+        return Usage(max(0, now.bytes - self._at_start.bytes), max(0, now.files - self._at_start.files))
+
+    def snapshot(self) -> LayerSnapshot:
+        kept = self._copy_of(self._current)
+        return LayerSnapshot((kept.name,))
+
+    def restore(self, snapshot: LayerSnapshot) -> None:
+        old, self._current = self._current, self._copy_of(self.folder / "copies" / snapshot.layers[0])
+        leases.delete(old)
+
+    def _copy_of(self, source: Path) -> Path:
+        made = self._new()
+        for part in ("tree", "tmp"):
+            copy_tree(source / part, made / part)
+        return made
+
+
+def measure(folders: Sequence[Path]) -> Usage:
+    """Bytes on disk and number of entries below `folders`, while processes may be changing them.
+
+    Never follows a symbolic link. A folder closed to its owner is opened first, so that nothing hides in it.
+    """
+    used = files = 0
+    for folder in folders:
+        try:
+            start = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        part = _measure_open(start, MAX_DEPTH)
+        used, files = used + part.bytes, files + part.files
+    return Usage(used, files)
+
+
+def _measure_open(descriptor: int, depth: int) -> Usage:
+    """Size of an open folder, which is closed."""
+    used = files = 0
+    inner: list[str] = []
+    try:
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                files += 1
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                used += found.st_blocks * 512
+                if stat.S_ISDIR(found.st_mode):
+                    inner.append(entry.name)
+        if inner and depth == 0:
+            return Usage(used, 1 << 62)
+        for name in inner:
+            child = _open_folder(name, descriptor)
+            if child is not None:
+                part = _measure_open(child, depth - 1)
+                used, files = used + part.bytes, files + part.files
+    finally:
+        os.close(descriptor)
+    return Usage(used, files)
+
+
+def _open_folder(name: str, parent: int) -> int | None:
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        return os.open(name, os.O_RDONLY | flags, dir_fd=parent)
+    except PermissionError:
+        pass
+    except OSError:
+        return None
+    try:
+        closed = os.open(name, os.O_PATH | flags, dir_fd=parent)
+    except OSError:
+        return None
+    try:
+        os.chmod(f"/proc/self/fd/{closed}", 0o700)
+        return os.open(f"/proc/self/fd/{closed}", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    finally:
+        os.close(closed)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy with modes, times, links and extended attributes; blocks are shared where the disk can."""
+    subprocess.run(
+        ["cp", "-a", "--reflink=auto", "--", str(source), str(target)], check=True, capture_output=True
+    )
+
+
+def owned_copy(tree: Path, target: Path, owner: Owner) -> Path:
+    """`tree` itself where `owner` has all of it, else a copy at `target` that belongs to `owner`."""
+    if _is_owned(tree, owner):
+        return tree
+    if owner.is_root:
+        copy_tree(tree, target)
+        subprocess.run(
+            ["chown", "-hR", f"{owner.uid}:{owner.gid}", "--", str(target)], check=True, capture_output=True
+        )
+    else:
+        shutil.copytree(tree, target, symlinks=True)
+    return target
+
+
+def _is_owned(tree: Path, owner: Owner) -> bool:
+    def all_owned(folder: str) -> bool:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.stat(follow_symlinks=False).st_uid != owner.uid:
+                    return False
+                if entry.is_dir(follow_symlinks=False) and not all_owned(entry.path):
+                    return False
+        return True
+
+    return tree.stat().st_uid == owner.uid and all_owned(str(tree))
+
+
+def bind_line(source: str, name: str, *, read_only: bool = False) -> str:
+    """A line of fstab that shows `source`, whatever is mounted below it included, at STAGE/`name`."""
+    options = "rbind,ro" if read_only else "rbind"
+    return f"{_escaped_field(source)} {STAGE}/{name} none {options} 0 0"
+
+
+def _escaped_option(path: str) -> str:
+    """For a value of overlayfs's options, where `:`, `,` and a backslash separate and escape."""
+    return "".join(f"\\{c}" if c in "\\:," else c for c in path)
+
+
+def _escaped_field(text: str) -> str:
+    """For a field of fstab: what would end it, in octal."""
+    return "".join(f"\\{ord(c):03o}" if c in " \t\n\\#" else c for c in text)

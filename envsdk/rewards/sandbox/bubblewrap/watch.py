@@ -1,0 +1,159 @@
+"""Ends commands whose files or memory pass their limits: looks at all running ones a few times a second.
+
+One task per backend, which runs only while commands do. Reading happens in a thread, so the event loop
+never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
+from envsdk.rewards.sandbox.bubblewrap.state import Usage
+from envsdk.rewards.sandbox.contract import ExecEnd, Limits
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.1
+DISK_SHARE = 0.05
+"""How much of the time one sandbox's files may be counted: a large tree is looked at less often."""
+
+
+class Endable(Protocol):
+    """A running command."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def end(self, reason: ExecEnd) -> None: ...
+
+
+class Countable(Protocol):
+    """What has a size on disk."""
+
+    def usage(self) -> Usage: ...
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """One running command and what it may use."""
+
+    process: Endable
+    state: Countable
+    limits: Limits
+    allowed: Usage
+    """On disk."""
+    cgroup: Cgroup | None
+    kills_before: int = 0
+    next_look: float = 0.0
+
+    def kills(self) -> int:
+        return self.cgroup.kills() - self.kills_before if self.cgroup is not None else 0
+
+
+@dataclass(slots=True)
+class Watch:
+    """All commands of a backend that are running."""
+
+    _running: set[Watched] = field(default_factory=set)
+    _task: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def over(self, watched: Watched) -> Iterator[None]:
+        """Watch a command while the block runs."""
+        self._running.add(watched)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            yield
+        finally:
+            self._running.discard(watched)
+
+    async def _run(self) -> None:
+        # The first look comes after one interval: most commands have ended by then.
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            if not self._running:
+                self._task = None
+                return
+            looked_at = list(self._running)
+            for watched, reason in await asyncio.to_thread(_over_limits, looked_at):
+                if watched in self._running:
+                    watched.process.end(reason)
+
+
+def _over_limits(running: Iterable[Watched]) -> list[tuple[Watched, ExecEnd]]:
+    running = list(running)
+    found = []
+    memory = (
+        memory_by_ancestor({watched.process.pid for watched in running if watched.cgroup is None})
+        if any(watched.cgroup is None for watched in running)
+        else {}
+    )
+    for watched in running:
+        if watched.kills() or memory.get(watched.process.pid, 0) > watched.limits.memory_mb << 20:
+            found.append((watched, ExecEnd.OUT_OF_MEMORY))
+        elif time.monotonic() >= watched.next_look and _is_over_disk(watched):
+            found.append((watched, ExecEnd.DISK_LIMIT))
+    return found
+
+
+def _is_over_disk(watched: Watched) -> bool:
+    started = time.monotonic()
+    usage = watched.state.usage()
+    ended = time.monotonic()
+    watched.next_look = ended + (ended - started) / DISK_SHARE
+    return is_over(usage, watched.allowed)
+
+
+def is_over(usage: Usage, allowed: Usage) -> bool:
+    return usage.bytes > allowed.bytes or usage.files > allowed.files
+
+
+def allowed_usage(limits: Limits, before: Usage) -> Usage:
+    """What a command may reach: the limits, or a little more than a state that is over them has already, so
+    that it can be looked at and cleaned up."""
+    limit = Usage(limits.disk_mb << 20, limits.files)
+    return Usage(
+        limit.bytes if before.bytes <= limit.bytes else before.bytes + (16 << 20),
+        limit.files if before.files <= limit.files else before.files + 1000,
+    )
+
+
+def memory_by_ancestor(ancestors: set[int]) -> Mapping[int, int]:
+    """Bytes of anonymous and shared memory that the processes below each of `ancestors` hold together."""
+    parents: dict[int, int] = {}
+    held: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                parent, size = _status(entry / "status")
+                parents[int(entry.name)] = parent
+                held[int(entry.name)] = size
+    total = dict.fromkeys(ancestors, 0)
+    for pid, size in held.items():
+        above = pid
+        while above and above not in ancestors:
+            above = parents.get(above, 0)
+        if above in ancestors:
+            total[above] += size
+    return total
+
+
+def _status(file: Path) -> tuple[int, int]:
+    """A process's parent, and the bytes of memory that only processes can hold."""
+    parent = kibibytes = 0
+    for line in file.read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == "PPid":
+            parent = int(value)
+        elif name in ("RssAnon", "RssShmem"):
+            kibibytes += int(value.split()[0])
+    return parent, kibibytes << 10

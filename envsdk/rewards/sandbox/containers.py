@@ -1,0 +1,299 @@
+"""The `docker` and `podman` backends, through their command lines.
+
+container:  run (detached, only waits) -> exec ... exec -> rm
+                                       -> its time to live is over: it ends and deletes itself
+                                       -> its program died: the next program's sweep deletes it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.process import Finished, Process
+from envsdk.rewards.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.settings import ContainerSettings, parse_settings
+
+log = logging.getLogger(__name__)
+
+LABEL = "envsdk.rewards.sandbox"
+HOLDER = "envsdk.holder"
+_MAX_ANSWER_BYTES = 1 << 20
+_REMOVE = {"container": ("rm", "--force", "--volumes"), "image": ("rmi", "--force")}
+
+_SMOKE = """\
+echo probe $(tail -n +3 /proc/net/dev | cut -d: -f1)
+cd /sys/fs/cgroup 2>/dev/null
+echo $(cat pids.max pids/pids.max 2>/dev/null)
+echo $(cat memory.max memory/memory.limit_in_bytes 2>/dev/null)
+"""
+"""Prints the network's devices, and the limits on processes and memory as far as they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A container program and how to call it."""
+
+    program: str
+    timeout_s: float
+
+    async def run(
+        self,
+        *arguments: str,
+        stdin: IO[bytes] | None = None,
+        timeout_s: float | None = None,
+        keep: int = _MAX_ANSWER_BYTES,
+        max_output: int = _MAX_ANSWER_BYTES,
+    ) -> Finished:
+        """Run it to its end. Raises OSError: there is no such program."""
+        process = Process.start(
+            [self.program, *arguments],
+            env=os.environ,
+            pass_fds=(),
+            stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
+            status=None,
+            keep=keep,
+            max_output=max_output,
+        )
+        return await process.finish(timeout_s or self.timeout_s)
+
+    async def ask(self, *arguments: str, timeout_s: float | None = None) -> str:
+        """What it prints. Raises SandboxError: it failed."""
+        ended = await self.run(*arguments, timeout_s=timeout_s)
+        if ended.reason is not ExecEnd.EXIT or ended.returncode:
+            why = ended.output.text().strip()[-500:] or f"{ended.reason}, code {ended.returncode}"
+            raise SandboxError(f"{self.program} {' '.join(arguments[:2])}: {why}")
+        return ended.output.text().strip()
+
+
+@dataclass(slots=True, kw_only=True)
+class CliContainer:
+    """One container of docker or podman."""
+
+    command: CommandLine
+    name: str
+    run_options: Sequence[str]
+    time_to_live_s: int
+    starts: asyncio.Semaphore
+    """Limits how many containers start at once."""
+    checks_disk: bool
+    waiting_process: str = "1"
+    kept: list[str] = field(default_factory=list)
+    """Images made of it."""
+
+    async def start(self, image: str) -> None:
+        """Raises SandboxError: the program refused."""
+        async with self.starts:
+            await self.command.ask(
+                *("run", "--detach", "--rm", "--name", self.name, *self.run_options, image),
+                *("bash", "-c", WAIT, "bash", str(self.time_to_live_s)),
+            )
+
+    async def shell(self, shell: Shell) -> Finished:
+        variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
+        interactive = ("--interactive",) if shell.stdin is not None else ()
+        return await self.command.run(
+            *("exec", *interactive, *variables, self.name, *shell.argv),
+            stdin=shell.stdin,
+            timeout_s=shell.timeout_s,
+            keep=shell.keep,
+            max_output=shell.max_output,
+        )
+
+    async def is_running(self) -> bool:
+        with contextlib.suppress(SandboxError, OSError):
+            return await self._inspect("{{.State.Running}}") == "true"
+        return False
+
+    async def end_all(self) -> bool:
+        await self.command.ask("kill", "--signal", "USR1", self.name)
+        return True
+
+    async def memory_kills(self) -> int:
+        script = "grep -hs '^oom_kill ' /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
+        ended = await self.shell(Shell(argv=["bash", "-c", script], timeout_s=60))
+        words = ended.output.text().split()
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+
+    async def disk_bytes(self) -> int:
+        if not self.checks_disk:
+            return 0
+        size = await self._inspect("{{.SizeRw}}", "--size")
+        return int(size) if size.isdigit() else 0
+
+    async def keep(self) -> str:
+        name = f"envsdk-kept:{self.name}-{len(self.kept)}"
+        await self.command.ask("commit", "--pause=false", self.name, name)
+        self.kept.append(name)
+        return name
+
+    async def replaced_by(self, kept: str) -> None:
+        await self.command.ask("rm", "--force", "--volumes", self.name)
+        await self.start(kept)
+
+    async def remove(self) -> None:
+        """Never raises: what is left ends with its time to live."""
+        try:
+            await self.command.ask("rm", "--force", "--volumes", self.name)
+            if self.kept:
+                await self.command.ask("rmi", "--force", *self.kept)
+        except (SandboxError, OSError) as error:
+            log.warning("container %s is left to its time to live: %s", self.name, error)
+
+    async def _inspect(self, template: str, *options: str) -> str:
+        return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
+
+
+class ContainerBackend(RemoteBackend):
+    """Runs sandboxes as containers.
+
+    Raises ConfigurationError: a setting is unknown or wrong.
+    """
+
+    name: ClassVar[str]
+    extra_options: ClassVar[tuple[str, ...]] = ()
+    forbidden_in_binds = ":"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = parse_settings(ContainerSettings, settings, backend=self.name)
+        super().__init__(
+            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
+        )
+        self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
+
+    async def _probe(self) -> None:
+        await self._sweep()
+        await self._smoke_run()
+
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
+        identity = secrets.token_hex(6)
+        container = CliContainer(
+            command=self._command,
+            name=f"envsdk-{identity}",
+            run_options=self._run_options(image, limits),
+            time_to_live_s=self.settings.time_to_live_s,
+            starts=self._starts,
+            checks_disk=self.settings.checks_disk,
+        )
+        sandbox = RemoteSandbox(
+            id=identity, image=image, limits=limits, container=container, slots=self._slots
+        )
+        return sandbox, image.container or self.settings.image
+
+    def _run_options(self, image: Image, limits: Limits) -> list[str]:
+        binds = [
+            option
+            for inside, source in sorted(image.binds.items())
+            for option in ("--volume", f"{source.resolve()}:{inside}:ro")
+        ]
+        return [
+            *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            # The first process heeds no other signal, and deleting a container would wait for it.
+            *("--stop-signal", "KILL"),
+            *("--pids-limit", str(limits.processes), "--shm-size", f"{limits.shm_mb}m"),
+            *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
+            *("--label", f"{LABEL}=1", "--label", f"{HOLDER}={this_process()}"),
+            *(("--user", self.settings.user) if self.settings.user else ()),
+            *self.extra_options,
+            *self.settings.run_options,
+            *binds,
+        ]
+
+    async def _smoke_run(self) -> None:
+        problem = ""
+        limits = Limits()
+        try:
+            sandbox = await self._start(Image(), limits)
+            answer = await sandbox.exec(_SMOKE, timeout_s=60, cwd="/")
+            await sandbox.close()
+            said, processes, memory, *_ = [*answer.output.split("\n"), "", "", ""]
+            if said.split() != ["probe", "lo"]:
+                problem = f"a trial container answered {answer.output[-500:]!r}"
+            elif self.settings.requires_limits:
+                problem = _unlimited(processes, memory, limits)
+        except SandboxError as error:
+            problem = str(error)
+        if problem:
+            raise SandboxUnavailable(
+                f"{self.name} cannot run sandboxes here: {problem}. Check `{self._command.program} run "
+                f"--rm --network none {self.settings.image} bash -c true` by hand: docs/swe-sandbox.md."
+            )
+
+    async def _sweep(self) -> None:
+        """Delete the containers of this machine's programs that have died, and the images made of them."""
+        label = ("--quiet", "--filter", f"label={LABEL}")
+        try:
+            found = {
+                "container": (await self._command.ask("ps", "--all", *label)).split(),
+                "image": (await self._command.ask("images", *label)).split(),
+            }
+        except (OSError, SandboxError) as error:
+            raise SandboxUnavailable(
+                f"{self._command.program} does not answer: {error}. Install it, start its service and let "
+                "this user call it, or choose another sandbox backend."
+            ) from error
+        for kind, names in found.items():
+            for name in names:
+                with contextlib.suppress(SandboxError):
+                    await self._sweep_one(kind, name)
+
+    async def _sweep_one(self, kind: str, name: str) -> None:
+        template = "{{json .Config.Labels}}"
+        labels = json.loads(await self._command.ask(kind, "inspect", "--format", template, name)) or {}
+        if has_died(labels.get(HOLDER, "")):
+            await self._command.ask(*_REMOVE[kind], name)
+            log.info("swept %s %s of a program that had died", kind, name)
+
+
+def _unlimited(processes: str, memory: str, limits: Limits) -> str:
+    """What is wrong with the limits that a container's control groups show, each "" where it shows none."""
+    asked = {"processes": (processes, limits.processes), "memory": (memory, limits.memory_mb << 20)}
+    for what, (shown, most) in asked.items():
+        if shown and not (shown.isdigit() and int(shown) <= most):
+            return (
+                f"its containers have no limit on {what} (control groups of version 1 give a normal user "
+                "none: run it as root, boot with version 2, or set `requires_limits: false`)"
+            )
+    return ""
+
+
+class DockerBackend(ContainerBackend):
+    name = "docker"
+
+
+class PodmanBackend(ContainerBackend):
+    name = "podman"
+    extra_options = ("--security-opt", "label=disable")
+
+
+def this_process() -> str:
+    """Names this process among all that this machine ever runs: boot, process id, start time."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.getpid()}:{_start_time(os.getpid())}"
+
+
+def has_died(holder: str) -> bool:
+    """Whether a process as `this_process` names it was on this machine and is no longer there."""
+    boot, _, rest = holder.partition(":")
+    pid, _, started = rest.partition(":")
+    if boot != Path("/proc/sys/kernel/random/boot_id").read_text().strip() or not pid.isdigit():
+        return False
+    return _start_time(int(pid)) != started
+
+
+def _start_time(pid: int) -> str:
+    """In clock ticks since the boot; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,381 @@
+"""A sandbox inside a container that somebody else runs: what docker, podman and modal have in common.
+
+A container has a first process that only waits. Each command is a shell of its own next to it, fed the
+script on standard input; when it ends, it kills whatever else is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import tarfile
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, ClassVar, Protocol
+
+from envsdk.rewards.sandbox import scripts
+from envsdk.rewards.sandbox.binds import check_binds
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
+from envsdk.rewards.sandbox.process import Finished
+from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file
+from envsdk.rewards.sandbox.threads import in_thread
+
+ENDED = "/dev/shm/.ended"
+WAIT = f"""\
+trap 'kill -9 -1; : > {ENDED}' USR1
+echo $$ > /tmp/.waiting 2>/dev/null
+while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
+"""
+"""The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
+waits for one of its own. On SIGUSR1 it kills all others: no shell can be started for that where they
+have used up the limit on processes."""
+
+END_ALL = """\
+if [ "$keep" = 1 ]; then
+    kill -9 -1
+else
+    kill -STOP -1
+    for ((clean = 0, look = 0; clean < 2 && look < 1000; clean++, look++)); do
+        for process in /proc/[0-9]*; do
+            process=${process#/proc/}
+            case $process in "$keep" | 1 | $$) continue ;; esac
+            read -r stat < "/proc/$process/stat" && [[ $stat != *") Z "* ]] && kill -9 "$process" && clean=-1
+        done
+    done
+    kill -CONT "$keep"
+fi 2>/dev/null
+"""
+"""Kills all but the first process, this shell and $keep. One call stops all processes at once, so that none
+can fork away from it; one whose fork was under way then is seen late, hence two looks."""
+
+_RUN = f"""\
+exec 2>&1
+echo "$1"
+keep=$3
+head -c "$6" > /dev/shm/.command || exit 125
+ulimit -f "$4" -n "$5" -c 0
+(cd -- "$2" && exec bash /dev/shm/.command)
+code=$?
+{END_ALL}
+exit $code
+"""
+"""$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare; $6:
+how many bytes of standard input are the script; the rest is what the script reads."""
+
+_CLEAN_UP = f"keep=$1\n{END_ALL}\nexit 0\n"
+_AFTER_SIGNAL = f"until [ -e {ENDED} ]; do sleep 0.05; done; rm {ENDED}\n{_CLEAN_UP}"
+_CLEAN_UP_TIMEOUT_S = 60.0
+_CLEAN_UP_INTERVAL_S = 0.2
+
+_LAY_FILE = 'mkdir -p -- "$1" && tar -x -C "$1" --no-same-owner'
+_LAY_FOLDER = """\
+mkdir -p -- "$1" || exit
+spared=()
+for pattern in "${@:2}"; do spared+=(-path "$pattern" -prune -o); done
+find "$1" -mindepth 1 "${spared[@]}" ! -type d -exec rm -f {} + || exit
+find "$1" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null
+tar -x -C "$1" --no-same-owner
+"""
+"""Unpack standard input in the folder $1, in place of what is there but for the patterns $2 ..., which are
+bound and cannot be changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """A shell to run in a container."""
+
+    argv: Sequence[str]
+    stdin: IO[bytes] | None = None
+    """A file with a descriptor, at its start."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float
+    keep: int = 1 << 12
+    """Bytes of its output that are kept."""
+    max_output: int = 1 << 12
+    """It is ended after more bytes."""
+
+
+class Container(Protocol):
+    """One running container."""
+
+    waiting_process: str
+    """Process id, inside, of the one that waits."""
+
+    async def start(self, image: Any) -> None:
+        """Start it. Raises SandboxError: that was refused."""
+        ...
+
+    async def shell(self, shell: Shell) -> Finished:
+        """Run a shell inside; raises OSError or SandboxError where that cannot be tried."""
+        ...
+
+    async def is_running(self) -> bool: ...
+
+    async def end_all(self) -> bool:
+        """Have the waiting process kill all others; False: this kind of container takes no signals."""
+        ...
+
+    async def memory_kills(self) -> int:
+        """How many processes the kernel has killed in it for lack of memory; 0 where that is not known."""
+        ...
+
+    async def disk_bytes(self) -> int:
+        """What its files take beyond its image; 0 where that is not known."""
+        ...
+
+    async def keep(self) -> str:
+        """Keep its files as an image; returns the image's name."""
+        ...
+
+    async def replaced_by(self, kept: str) -> None:
+        """Go on as a new container of what `keep` returned."""
+        ...
+
+    async def remove(self) -> None:
+        """End it, and delete it with all that was kept of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    name: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RemoteSandbox(ShellSandbox):
+    """A sandbox in a container. Made by a backend's `start`."""
+
+    own_work_timeout_s = 300.0
+
+    container: Container
+    relays_binds: bool = False
+    """Whether `image.binds` are laid anew, as copies, before every command: the backend cannot mount."""
+    _disk_at_start: int = 0
+    _kills: int = 0
+    """Processes that the kernel had killed for lack of memory when it was last asked."""
+
+    async def prepare(self) -> None:
+        """Lay the image's tree into the new container.
+
+        Raises SandboxError: the container did not take it.
+        """
+        if self.image.tree is not None:
+            await self._lay(self.image.tree, self.image.workdir)
+        self._disk_at_start = await self.container.disk_bytes()
+
+    async def _run(self, work: Work) -> Finished:
+        answer = f"{secrets.token_hex(8)}\n"
+        given = work.stdin
+        if isinstance(given, bytes) and not work.is_ours:
+            if self.relays_binds:
+                await self._lay_binds()
+            command = work.script.encode("utf-8", "surrogateescape")
+            waiting = self.container.waiting_process
+            sizes = (self.limits.file_mb << 10, self.limits.open_files, len(command))
+            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes)]
+            given = command + given
+        else:
+            argv = ["bash", "-c", f"echo {answer}{work.script}"]
+        try:
+            async with as_file(given) as stdin:
+                shell = Shell(
+                    argv=argv,
+                    stdin=stdin,
+                    env=work.env,
+                    timeout_s=work.timeout_s,
+                    keep=work.keep + 2 * len(answer),
+                    max_output=work.limits.output_bytes + len(answer),
+                )
+                finished = await self.container.shell(shell)
+        except asyncio.CancelledError:
+            await self._clean_up()
+            raise
+        if finished.reason is not ExecEnd.EXIT or finished.returncode >= 128:
+            await self._clean_up()
+        answered = finished.output.drop_start(answer.encode())
+        return replace(finished, reason=await self._reason(work, finished, answered))
+
+    async def _reason(self, work: Work, ended: Finished, answered: bool) -> ExecEnd:
+        if not answered:
+            return ExecEnd.INFRASTRUCTURE
+        if work.is_ours or ended.reason is not ExecEnd.EXIT:
+            return ended.reason
+        if ended.returncode and not await self.container.is_running():
+            return ExecEnd.INFRASTRUCTURE
+        if ended.returncode:
+            kills_before, self._kills = self._kills, await self.container.memory_kills()
+            if self._kills > kills_before:
+                return ExecEnd.OUT_OF_MEMORY
+        if await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20:
+            return ExecEnd.DISK_LIMIT
+        return ExecEnd.EXIT
+
+    async def _clean_up(self) -> None:
+        """Kill what a command that was cut off has left; a container in which that fails is removed."""
+        with contextlib.suppress(OSError, SandboxError):
+            if await self._ran(_CLEAN_UP):
+                return
+            if await self.container.end_all():
+                # What is to be killed may leave no process, and little time, to the shell that looks.
+                loop = asyncio.get_running_loop()
+                until = loop.time() + _CLEAN_UP_TIMEOUT_S
+                while loop.time() < until:
+                    if await self._ran(_AFTER_SIGNAL):
+                        return
+                    await asyncio.sleep(_CLEAN_UP_INTERVAL_S)
+        await self.container.remove()
+
+    async def _ran(self, script: str) -> bool:
+        """Whether a script that cleans up came to its end."""
+        argv = ["bash", "-c", script, "bash", self.container.waiting_process]
+        ended = await self.container.shell(Shell(argv=argv, timeout_s=_CLEAN_UP_TIMEOUT_S))
+        return ended.reason is ExecEnd.EXIT and ended.returncode == 0
+
+    @contextlib.asynccontextmanager
+    async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, IO[bytes]]]:
+        scratch = f"/tmp/.compare-{secrets.token_hex(8)}"
+        script = (
+            f"mkdir {scratch} && tar -x -C {scratch} --no-same-owner || exit {scripts.FAILED}\n"
+            f"trap 'rm -rf {scratch}' EXIT\n"
+            + scripts.diff_script(f"{scratch}/.git", scratch, self._bound_below(self.image.workdir))
+        )
+        async with _packed(repository.parent, ".git", ".git") as archive:
+            yield script, archive
+
+    async def snapshot(self) -> Snapshot:
+        async with self._in_use(), self.slots:
+            return KeptImage(await self.container.keep())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, KeptImage)
+        async with self._in_use(), self.slots:
+            await self.container.replaced_by(snapshot.name)
+            self._kills = 0
+
+    async def alive(self) -> bool:
+        return not self._closed and await self.container.is_running()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self.container.remove()
+
+    async def _lay(self, source: Path, target: str) -> None:
+        """Put a folder's content, or a file, at `target`, in place of what is there."""
+        folder, name, as_name, place = _parts(source, target)
+        bound = self._bound_below(target)
+        script = _LAY_FOLDER if name == "." else _LAY_FILE
+        async with _packed(folder, name, as_name, bound) as archive:
+            argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
+            ended = await self.container.shell(
+                Shell(argv=argv, stdin=archive, timeout_s=self.own_work_timeout_s, max_output=1 << 20)
+            )
+        if ended.reason is not ExecEnd.EXIT or ended.returncode:
+            why = ended.output.text().strip()
+            raise SandboxError(f"sandbox {self.id}: {target} could not be laid out: {why}")
+
+    def _bound_below(self, folder: str) -> list[str]:
+        """The binds inside `folder`, relative to it."""
+        inside = (PurePosixPath(path) for path in self.image.binds)
+        below = (path.relative_to(folder) for path in inside if path.is_relative_to(folder))
+        return sorted(str(path) for path in below if path.parts)
+
+    async def _lay_binds(self) -> None:
+        for inside, source in sorted(self.image.binds.items()):
+            await self._lay(source, inside)
+
+
+class RemoteBackend(ABC):
+    """Starts sandboxes in containers, and closes them.
+
+    new --probe (the first `start` does it)--> probed --aclose--> new
+    """
+
+    forbidden_in_binds: ClassVar[str] = ""
+    """Characters that no path of `Image.binds` may have."""
+
+    def __init__(self, *, starts_at_once: int, commands_at_once: int) -> None:
+        self._starts = asyncio.Semaphore(starts_at_once)
+        self._slots = asyncio.Semaphore(commands_at_once)
+        self._probing = asyncio.Lock()
+        self._is_probed = False
+        self._sandboxes: list[RemoteSandbox] = []
+
+    @abstractmethod
+    async def _probe(self) -> None:
+        """Connect, sweep and run a small command. Raises SandboxUnavailable."""
+
+    @abstractmethod
+    def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
+        """A sandbox whose container has not been started, and what to start it from."""
+
+    async def probe(self) -> None:
+        async with self._probing:
+            if not self._is_probed:
+                await self._probe()
+                self._is_probed = True
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
+        check_binds(image, forbidden=self.forbidden_in_binds)
+        await self.probe()
+        return await self._start(image, limits or Limits())
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes))
+        self._is_probed = False
+
+    async def _start(self, image: Image, limits: Limits) -> RemoteSandbox:
+        sandbox, source = self._make(image, limits)
+        try:
+            await sandbox.container.start(source)
+            await sandbox.prepare()
+        except OSError as error:
+            raise SandboxError(f"a sandbox could not be started: {error}") from error
+        except (SandboxError, asyncio.CancelledError):
+            await sandbox.close()
+            raise
+        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        return sandbox
+
+
+def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:
+    """What to pack of `source` (folder, name, new name), and the folder to unpack it in as `target`."""
+    if source.is_dir():
+        return source, ".", ".", target
+    place = PurePosixPath(target)
+    return source.parent, source.name, place.name, str(place.parent)
+
+
+def _as_pattern(path: str) -> str:
+    """For `find -path`: what is special, escaped."""
+    return re.sub(r"([*?\[\\])", r"\\\1", path)
+
+
+@contextlib.asynccontextmanager
+async def _packed(
+    folder: Path, name: str, as_name: str, without: Sequence[str] = ()
+) -> AsyncIterator[IO[bytes]]:
+    """A tar archive of `folder/name`, of no owner."""
+    left_out = {str(PurePosixPath(as_name) / path) for path in without}
+
+    def kept(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if str(PurePosixPath(entry.name)) in left_out:
+            return None
+        # `replace` is not there in Debian 12's Python 3.11.2.
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    def pack(archive: IO[bytes]) -> None:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.add(folder / name, arcname=as_name, filter=kept)
+        archive.seek(0)
+
+    with tempfile.TemporaryFile() as archive:
+        await in_thread(pack, archive)
+        yield archive

@@ -1,0 +1,92 @@
+"""Settings of the backends."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import validated
+
+
+class SandboxSettings(StrictSettings):
+    """Base of every backend's settings: typed, immutable, and deaf to no key."""
+
+    commands_at_once: PositiveInt = Field(default_factory=lambda: 2 * (os.cpu_count() or 1))
+    """How many commands run at the same time, apart from the number of sandboxes; further ones wait.
+    Absent, twice the number of cores."""
+
+
+class BubblewrapSettings(SandboxSettings):
+    """Settings of the `bubblewrap` backend."""
+
+    state_dir: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"envsdk-sandboxes-{os.geteuid()}"
+    )
+    """Where what sandboxes write is kept, on a disk that overlayfs accepts."""
+    python: Path | None = None
+    """Interpreter shown where an image names none; absent, the one that runs this program."""
+    uid: Annotated[int, Field(gt=0, lt=1 << 31)] = 61042
+    """When run by root: the user, of no other use on this machine, that sandboxed processes are outside."""
+    kept_trees: NonNegativeInt = 32
+    """How many copies of trees, made for the sandboxes' user, are kept while no sandbox uses them."""
+    allow_copies: bool = True
+    """Whether trees are copied where the kernel refuses overlayfs; otherwise that is an error."""
+
+
+class ContainerSettings(SandboxSettings):
+    """Settings of the `docker` and `podman` backends."""
+
+    program: str | None = None
+    """Command to call, by name or path; absent, the backend's own."""
+    image: str = "python:3.11"
+    """Container image where an image names none: it needs bash, tar, find and, for `diff()`, git."""
+    user: str | None = None
+    """User inside, as `run --user` takes it; absent, the container image's."""
+    run_options: tuple[str, ...] = ()
+    """Further options of `run`, such as `--runtime=runsc`."""
+    starts_at_once: PositiveInt = 4
+    """How many containers start at the same time."""
+    time_to_live_s: PositiveInt = 4 * 3600
+    """After this many seconds a container ends and deletes itself, whatever became of this program."""
+    call_timeout_s: PositiveFloat = 300.0
+    """How long one call of the command may take; a first start downloads the image."""
+    checks_disk: bool = True
+    """Whether a container's disk usage is asked for after each command."""
+    requires_limits: bool = True
+    """Whether a program whose containers have no limit on processes or memory is refused."""
+
+
+class ModalSettings(SandboxSettings):
+    """Settings of the `modal` backend."""
+
+    app: str = "envsdk-sandboxes"
+    """Name of the app that sandboxes belong to; made where it does not exist."""
+    image: str = "python:3.11"
+    """Container image, from a registry, where an image names none."""
+    cpu: PositiveFloat = 1.0
+    """Cores of one sandbox."""
+    starts_at_once: PositiveInt = 16
+    """How many sandboxes start at the same time."""
+    time_to_live_s: Annotated[int, Field(gt=0, le=24 * 3600)] = 4 * 3600
+    """After this many seconds Modal ends a sandbox."""
+
+
+class UnsandboxedSettings(SandboxSettings):
+    """Settings of the `unsandboxed` backend."""
+
+    commands_may_do_anything_to_this_machine: Literal[True]
+    """There is no sandbox: what a policy writes runs as this user, with its files, network and secrets."""
+
+
+SettingsT = TypeVar("SettingsT", bound=SandboxSettings)
+
+
+def parse_settings(model: type[SettingsT], values: Mapping[str, Any], *, backend: str) -> SettingsT:
+    """`values` as `model`, or a ConfigurationError that names every bad key."""
+    return validated(model, values, f"settings of sandbox backend `{backend}`")

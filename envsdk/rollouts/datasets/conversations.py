@@ -1,0 +1,150 @@
+"""Conversations to learn from: of collections, runs, and files of `{"messages": [...]}`.
+
+    for conversation in read_conversations([Path("demos"), Path("chats.jsonl")]):
+        conversation.messages, conversation.task
+
+Holds one row group of a file at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from envsdk.base.store.shards import MANIFEST
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.prompts import Message
+from envsdk.contracts.trajectory import Outcome
+from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset
+from envsdk.rollouts.datasets.selection import EpisodeFilters
+
+_COLUMN = "messages"
+_SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One episode as messages; at least one is the assistant's."""
+
+    messages: Sequence[Message]
+
+    @property
+    def task(self) -> str:
+        """A digest of everything before the policy's first reply, equal for equal tasks."""
+        first = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
+        asked = [[message["role"], message["content"]] for message in self.messages[:first]]
+        return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+
+
+def read_conversations(
+    sources: Iterable[Path], filters: EpisodeFilters | None = None
+) -> Iterator[Conversation]:
+    """All conversations, in order. Failed episodes and those without a reply are left out.
+
+    A source is a collection, a run's folder, a `.jsonl` or `.parquet` file with a column `messages`, or a
+    folder of such files. `filters` are for collections and runs. Raises ConfigurationError, StorageError.
+    """
+    filters = filters or EpisodeFilters()
+    for source in sources:
+        if is_dataset(source):
+            yield from _of_dataset(open_dataset(source), filters)
+        elif filters:
+            raise ConfigurationError(
+                f"{source} holds messages, which tell no outcome: filters are for collections and runs"
+            )
+        else:
+            for file in message_files(source):
+                yield from _of_file(file)
+
+
+def is_dataset(source: Path) -> bool:
+    """Whether `collect` or `train` wrote the folder."""
+    return (source / MANIFEST).is_file() or (source / RUN_TRAJECTORIES).is_dir()
+
+
+def message_files(source: Path) -> list[Path]:
+    """The file itself, or those in the folder; ConfigurationError when there is none."""
+    if source.is_dir():
+        files = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES)
+        if not files:
+            raise ConfigurationError(
+                f"--data: {source} holds no {' or '.join(_SUFFIXES)} file and is no data set"
+            )
+        return files
+    if not source.exists():
+        raise ConfigurationError(f"--data: there is no {source}")
+    if source.suffix not in _SUFFIXES:
+        raise ConfigurationError(f"--data: {source} must be a {' or '.join(_SUFFIXES)} file, or a folder")
+    return [source]
+
+
+def _of_dataset(dataset: DataSet, filters: EpisodeFilters) -> Iterator[Conversation]:
+    for trajectory in dataset.episodes():
+        if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
+            continue
+        if filters.reason_to_drop(trajectory) is None:
+            messages = dataset.tags[trajectory.task.tag].messages(trajectory.turns)
+            yield Conversation(messages=messages)
+
+
+def _of_file(path: Path) -> Iterator[Conversation]:
+    rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
+    for number, row in enumerate(rows, start=1):
+        messages = _checked(row, f"{path}, row {number}")
+        if any(message["role"] == "assistant" for message in messages):
+            yield Conversation(messages=messages)
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        yield json.loads(line)
+                    except ValueError as error:
+                        raise ConfigurationError(
+                            f"--data: {path}, line {number} is not JSON: {error}"
+                        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--data: cannot read {path}: {error}") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    try:
+        with pq.ParquetFile(path) as file:
+            if _COLUMN not in file.schema_arrow.names:
+                columns = ", ".join(file.schema_arrow.names)
+                raise ConfigurationError(f"--data: {path} has no column `{_COLUMN}`; it has {columns}")
+            for batch in file.iter_batches(columns=[_COLUMN]):
+                yield from batch.to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(f"--data: cannot read {path}: {error}") from error
+
+
+def _checked(row: Any, where: str) -> list[Message]:
+    messages = row.get(_COLUMN) if isinstance(row, Mapping) else None
+    if not isinstance(messages, list):
+        raise ConfigurationError(f'--data: {where} is no {{"messages": [...]}}')
+    return [_message(message, f"{where}, message {number}") for number, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> Message:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = "".join(map(str, parts)) if len(parts) == len(content) and all(parts) else None
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise ConfigurationError(
+            f"--data: {where} must have a `role` and a text as `content`: "
+            "tool calls and images are not learned"
+        )
+    return {"role": role, "content": content}

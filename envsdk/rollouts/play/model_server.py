@@ -1,0 +1,103 @@
+"""A model behind OpenAI's HTTP protocol, with its sessions recorded.
+
+model = find_model("runs/NAME")
+async with serve_model(model, EndpointConfig(...), out=Path("sessions")) as endpoint:
+    print(endpoint.base_url())
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envsdk.base.display.terminal import say
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.play.model import (
+    ModelSource,
+    TinyPolicyMaker,
+    find_model_folder,
+    model_source,
+    open_model,
+)
+from envsdk.rollouts.play.source import resolve_source
+
+if TYPE_CHECKING:
+    from envsdk.contracts.chat import ChatTokenizer
+    from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
+    from envsdk.engines.proxy import InferenceProxy
+
+TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
+
+
+def find_model(
+    source: str,
+    overrides: Sequence[str] = (),
+    model: Path | None = None,
+    *,
+    make_tiny_policy: TinyPolicyMaker | None = None,
+) -> ModelSource:
+    """The model of a folder or of a run's YAML file; `model` replaces that of the file.
+
+    Raises ConfigurationError.
+    """
+    if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
+        if model is not None:
+            raise ConfigurationError(f"--model: {source} is a model already")
+        # Every configuration must play something; only the engine of this one is used.
+        around = resolve_source("envsdk/FrozenLake-v1", overrides)
+        return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
+    resolved = resolve_source(source, overrides)
+    return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
+
+
+@asynccontextmanager
+async def serve_model(
+    model: ModelSource, config: EndpointConfig, out: Path | None
+) -> AsyncIterator[Endpoint]:
+    """The started endpoint; ended sessions are written to `out`, or not kept where it is None."""
+    async with open_model(model) as (proxy, chat), serve_proxy(proxy, chat, config, out) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def serve_proxy(
+    proxy: InferenceProxy, chat: ChatTokenizer, config: EndpointConfig, out: Path | None
+) -> AsyncIterator[Endpoint]:
+    """The same, in front of engines that run already."""
+    from envsdk.engines.endpoint.recorder import SessionRecorder
+    from envsdk.engines.endpoint.server import Endpoint
+
+    with ExitStack() as stack:
+        recorder = None
+        if out is not None:
+            recorder = stack.enter_context(SessionRecorder(out, model_name=config.model_name))
+        on_ended = recorder.add if recorder is not None else None
+        endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
+        await endpoint.start()
+        try:
+            yield endpoint
+        finally:
+            await endpoint.close()
+            if endpoint.ignored:
+                counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))
+                say(f"ignored in requests, since it changes nothing: {counts}", flush=True)
+
+
+def given_token() -> str:
+    """The token in the environment variable, or an empty one. ConfigurationError when it is too short."""
+    from envsdk.engines.endpoint.server import check_token
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    check_token(token)
+    return token
+
+
+def announce(endpoint: Endpoint, what: str) -> None:
+    """Show where `what` is served, and a token that was made up: it is in no file and no log."""
+    config = endpoint.config
+    say(f"serving `{config.model_name}` ({what}) at {endpoint.base_url()}", flush=True)
+    if not config.token:
+        say(f"token, shown only here: {endpoint.token}", flush=True)

@@ -1,0 +1,161 @@
+"""Shell: plays the tasks of shards and writes each shard when it is full, here or in worker processes.
+
+    play_shards(job, plans, on_event)                    # in this process
+    play_in_processes(job, plans, num_workers, on_event)
+
+A process holds the episodes of the shards it has begun, and no others.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envsdk.base.processes.supervised import Share, play_supervised
+from envsdk.base.store.atomic import remove_leftovers
+from envsdk.base.store.shard_plan import ShardPlan
+from envsdk.base.store.shards import (
+    Selection,
+    ShardRecord,
+    record_shard,
+    share_worker_lock,
+    write_shard,
+)
+from envsdk.base.store.tally import Tally
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.selection import EpisodeFilters
+
+if TYPE_CHECKING:
+    from envsdk.rollouts.play.player import Player
+
+_PROGRESS_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """Episodes that ended since the last one of these; they are on disk once their shard is."""
+
+    num_episodes: int
+    num_successes: int
+    num_failed: int
+    failure: str = ""
+    """One of the failures, if there are any."""
+
+
+OnEvent = Callable[[Played | ShardRecord], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardJob:
+    """What a process needs to play shards; picklable."""
+
+    player: Player
+    out: Path
+    """The collection's folder."""
+    to: Path
+    """Where shards are written: `out`, or a folder in it where they wait."""
+    fingerprint: str
+    filters: EpisodeFilters
+
+
+class _ShardWriter:
+    """Puts episodes that end in any order into their shards; writes a shard when it is full."""
+
+    def __init__(self, job: ShardJob, plans: Sequence[ShardPlan], on_event: OnEvent) -> None:
+        self._job = job
+        self._plans = plans
+        self._first_positions = [plan.first_position for plan in plans]
+        self._on_event = on_event
+        self._open: dict[int, dict[int, Trajectory]] = {}
+        self._since = Tally()
+        self._told_at = time.monotonic()
+
+    def add(self, position: int, trajectory: Trajectory) -> None:
+        plan = self._plans[bisect_right(self._first_positions, position) - 1]
+        shard = self._open.setdefault(plan.number, {})
+        shard[position] = trajectory
+        self._since.add(trajectory)
+        if len(shard) == plan.num_episodes:
+            self._write(plan, self._open.pop(plan.number))
+        elif time.monotonic() - self._told_at >= _PROGRESS_EVERY_S:
+            self._tell()
+
+    def _write(self, plan: ShardPlan, shard: Mapping[int, Trajectory]) -> None:
+        job = self._job
+        played = [shard[position] for position in sorted(shard)]
+        kept, selection = select(job.filters, played)
+        write_shard(job.to / plan.file_name, plan, kept, job.fingerprint, selection)
+        self._tell()
+        self._on_event(record_shard(job.to, plan, Tally.of(kept), selection))
+
+    def _tell(self) -> None:
+        since, self._since, self._told_at = self._since, Tally(), time.monotonic()
+        self._on_event(
+            Played(
+                num_episodes=since.num_episodes,
+                num_successes=since.num_successes,
+                num_failed=since.num_failed,
+                failure=next((f"{kind}: {text}" for kind, text in since.examples.items()), ""),
+            )
+        )
+
+
+def select(
+    filters: EpisodeFilters, played: Sequence[Trajectory]
+) -> tuple[Sequence[Trajectory], Selection | None]:
+    """The episodes that are kept; with filters, also what is noted of all."""
+    if not filters:
+        return played, None
+    reasons = [filters.reason_to_drop(trajectory) for trajectory in played]
+    kept = [trajectory for trajectory, reason in zip(played, reasons, strict=True) if reason is None]
+    dropped = Counter(reason for reason in reasons if reason is not None)
+    return kept, Selection(played=Tally.of(played), dropped=dropped)
+
+
+def play_shards(job: ShardJob, plans: Sequence[ShardPlan], on_event: OnEvent) -> None:
+    """Play and write `plans` in this process."""
+    if plans:
+        writer = _ShardWriter(job, plans, on_event)
+        job.player.play(
+            chain.from_iterable(plan.tasks() for plan in plans),
+            writer.add,
+            group_size=plans[0].samples_per_task,
+        )
+
+
+def play_in_processes(job: ShardJob, plans: Sequence[ShardPlan], num_workers: int, on_event: OnEvent) -> None:
+    """Play and write `plans` in worker processes, each its share of the shards."""
+    shares = [_Shards(job, plans[number::num_workers]) for number in range(min(num_workers, len(plans)))]
+    try:
+        play_supervised(shares, on_event)
+    finally:
+        remove_leftovers(job.to)
+
+
+class _Shards(Share[Played | ShardRecord]):
+    """The shards of one worker process."""
+
+    def __init__(self, job: ShardJob, plans: Sequence[ShardPlan]) -> None:
+        self._job = job
+        self._plans = plans
+
+    @property
+    def num_environments(self) -> int:
+        return self._job.player.num_slots
+
+    def play(self, send: OnEvent) -> None:
+        share_worker_lock(self._job.out)
+        play_shards(self._job, self._plans, send)
+
+    def heard(self, event: Played | ShardRecord) -> None:
+        if isinstance(event, ShardRecord):
+            self._plans = [plan for plan in self._plans if plan.number != event.number]
+
+    def isolated(self) -> _Shards:
+        return _Shards(replace(self._job, player=self._job.player.isolated()), self._plans)

@@ -1,0 +1,152 @@
+"""What is played: a run's YAML file, or a configuration made for a registered environment.
+
+source = resolve_source("agentic_async.yaml", ["seed=7"])
+source.episodes_by_tag(100, split="val", tags=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from envsdk.base.registry import system_prompt
+from envsdk.base.settings.nearest import nearest, suggest
+from envsdk.base.settings.problems import describe
+from envsdk.base.settings.validation import problems_in
+from envsdk.config import RunConfig, find_config, load_config
+from envsdk.config.checks import check
+from envsdk.config.env_arguments import short_name, split_overrides, whole_id
+from envsdk.config.env_defaults import turn_limit
+from envsdk.config.plugins import environment_class, environment_ids, environment_spec
+from envsdk.config.rlvr import PROMPTS_ENV, count_rows
+from envsdk.config.section import split_evenly
+from envsdk.config.start_checks import check_start
+from envsdk.contracts.failures import ConfigurationError
+
+_NUM_TASKS = 100
+"""Held-out tasks of an environment, where no number is given."""
+DEFAULT_SEED = 42
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What ENV_OR_YAML stands for."""
+
+    name: str
+    """As given: an environment id or a file."""
+    config: RunConfig
+    is_environment: bool
+    """Whether `config` was made up around a registered environment."""
+
+    def episodes_by_tag(self, num_episodes: int, *, split: str, tags: Sequence[str] | None) -> dict[str, int]:
+        """Divide episodes between tags: evenly where tags are named, else as the YAML's managers do.
+
+        Tags that get none are left out.
+        """
+        weights = dict.fromkeys(self._known(tags), 1) if tags else self._manager_weights(split)
+        counts = split_evenly(num_episodes, list(weights.values()))
+        return {tag: count for tag, count in zip(weights, counts, strict=True) if count}
+
+    def _known(self, tags: Sequence[str]) -> Sequence[str]:
+        for tag in tags:
+            if tag not in self.config.custom_envs:
+                hint = suggest(tag, self.config.custom_envs, known="tags in custom_envs")
+                raise ConfigurationError(f"--tags: {self.name} has no tag `{tag}`; {hint}")
+        return tags
+
+    def _manager_weights(self, split: str) -> Mapping[str, int]:
+        config = self.config
+        return (config.val_env_manager if split == "val" else config.train_env_manager).groups_per_tag
+
+
+def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
+    """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
+
+    Of an id, the name alone (`Sokoban`) will do where only one environment has it.
+
+    With an environment id, overrides are arguments of its constructor (`size=6`), or else keys of a run
+    (`sequence_length=512`). Raises ConfigurationError.
+    """
+    if isinstance(source, RunConfig):
+        return Source(name=source.exp_name, config=source, is_environment=False)
+    name = whole_id(str(source))
+    known = environment_ids()
+    if name in known:
+        config = _around_environment(name, overrides)
+        check_start(config)
+        return Source(name=name, config=config, is_environment=True)
+    if name.endswith((".yaml", ".yml")) or _is_configuration(name):
+        loaded = load_config(source, overrides, for_training=False)
+        check_start(loaded.config)
+        return Source(name=name, config=loaded.config, is_environment=False)
+    by_short_name = {short_name(id): id for id in known}
+    match = nearest(name, by_short_name)
+    hint = (
+        f"did you mean `{by_short_name[match]}`?"
+        if match
+        else suggest(name, known, known="registered environments")
+    )
+    raise ConfigurationError(
+        f"there is no environment {name!r}; {hint} "
+        "(`envsdk envs` lists them; a class of your own is registered by an entry point in `envsdk.envs`, as "
+        "`envsdk init` does; a run's configuration is named by its .yaml file)"
+    )
+
+
+def _is_configuration(name: str) -> bool:
+    try:
+        find_config(name)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _num_tasks(env_id: str, env_config: Mapping[str, Any]) -> int:
+    """Held-out tasks where no number is given: each row of prompt data once, where there are few."""
+    rows = count_rows(env_config) if env_id == PROMPTS_ENV else None
+    return min(_NUM_TASKS, rows or _NUM_TASKS)
+
+
+def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
+    """A run's configuration whose only tag is `env_id`, with the environment's own system prompt."""
+    spec = environment_spec(env_id)
+    run_keys, env_config = split_overrides(overrides, env_id, environment_class(spec))
+    manager = {"num_env_groups": 1, "tags": [env_id]}
+    data = {
+        "exp_name": "adhoc",
+        "seed": DEFAULT_SEED,
+        "rollout_batch_size": 1,
+        "val_batch_size": _num_tasks(env_id, env_config),
+        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
+        "max_steps": 1,
+        "adv_estimator": "reinforce",
+        "custom_envs": {
+            env_id: {
+                "env_type": env_id,
+                "env_config": env_config,
+                "max_steps": turn_limit(spec, env_config),
+                "agent_system_template": system_prompt(spec, env_config),
+            }
+        },
+        "train_env_manager": manager,
+        "val_env_manager": manager,
+    }
+    try:
+        config = RunConfig.model_validate(
+            OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
+        )
+        problems = check(config, for_training=False)
+    except ValidationError as error:
+        problems = list(problems_in(error, RunConfig))
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+    if problems:
+        raise ConfigurationError(describe(problems, source=env_id, origin=lambda path: ""))
+    return config

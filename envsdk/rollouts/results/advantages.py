@@ -1,0 +1,52 @@
+"""Advantages of episodes in memory, by the code that training uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.algorithms.advantage_args import AdvantageKeys
+from envsdk.algorithms.advantage_sample import AdvantageSample
+from envsdk.algorithms.advantages import token_advantages
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.masks import masked
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import Trajectory
+
+
+def advantages(
+    episodes: Sequence[Trajectory],
+    group_ids: Sequence[int],
+    estimator: str,
+    settings: Mapping[str, Any],
+) -> list[NDArray[np.float32]]:
+    """See `Trajectories.advantages`."""
+    keys = {**settings, "adv_estimator": estimator}
+    validated(AdvantageKeys, keys, "advantages")
+    args = AlgorithmArgs(**keys)
+    if args.needs_values:
+        raise ConfigurationError(
+            f"advantages: {estimator} needs the predictions of a value head, which only a trainer has; "
+            "choose an estimator without one, such as grpo, rloo or reinforce_plus_plus"
+        )
+    if args.init_kl_coef > 0:
+        raise ConfigurationError(
+            "advantages: a KL penalty needs the log-probabilities of a reference model, which only a trainer "
+            "has; leave `init_kl_coef` at 0 and add the penalty to your loss"
+        )
+    samples = [
+        replace(AdvantageSample.of(episode), group_id=group)
+        for episode, group in zip(episodes, group_ids, strict=True)
+    ]
+    if args.needs_state_hashes and any(each.state_hashes is None for each in samples):
+        raise ConfigurationError(
+            f"advantages: {estimator} needs a hash of the state that each turn was played in, and some of "
+            "these episodes have none; a run records them where its YAML names this estimator"
+        )
+    samples, _ = masked(args, samples)
+    return [result.advantages for result in token_advantages(args, samples)]

@@ -1,0 +1,131 @@
+"""Token logs as arrays for a trainer of one's own: `Trajectories.to_arrays` documents them. Pure NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.algorithms.advantage_sample import AdvantageSample, steps_of
+from envsdk.base.settings.extras import require
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trajectory import NO_VERSION, TokenArrays, Trajectory
+
+Layout = Literal["padded", "packed"]
+Library = Literal["numpy", "torch"]
+Side = Literal["left", "right"]
+
+_NO_TOKENS = TokenArrays(
+    ids=np.zeros(0, np.int32),
+    response_mask=np.zeros(0, np.int8),
+    behavior_logprobs=np.zeros(0, np.float32),
+    versions=np.zeros(0, np.int32),
+)
+
+
+def to_arrays(
+    episodes: Sequence[Trajectory],
+    group_ids: Sequence[int],
+    *,
+    layout: Layout = "padded",
+    library: Library = "numpy",
+    padding_side: Side = "right",
+    pad_id: int = 0,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """As documented at `Trajectories.to_arrays`."""
+    for name, value, known in (
+        ("layout", layout, Layout),
+        ("library", library, Library),
+        ("padding_side", padding_side, Side),
+    ):
+        if value not in get_args(known):
+            raise ConfigurationError(f"{name}: must be one of {', '.join(get_args(known))}, not {value!r}")
+    if max_length is not None and max_length < 1:
+        raise ConfigurationError(f"max_length: must be at least 1, not {max_length}")
+    if library == "torch":
+        require("to_arrays(library='torch')", "torch")
+    if episodes and all(each.tokens is None for each in episodes):
+        raise ConfigurationError(
+            "to_arrays: none of the episodes has tokens: the policy replied with text alone. Play with a "
+            "model in an engine (a model folder, envsdk.LocalEngine, envsdk.Rollouts), or use to_messages"
+        )
+    packed = _packed(episodes, max_length)
+    lengths = packed.pop("lengths")
+    arrays = (
+        {**packed, "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)}
+        if layout == "packed"
+        else _padded(packed, lengths, padding_side, pad_id)
+    )
+    arrays |= {
+        "rewards": np.array(
+            [np.nan if each.failure is not None else each.total_reward for each in episodes], np.float32
+        ),
+        "success": np.array([each.success for each in episodes], bool),
+        "valid": np.array([is_valid(each) for each in episodes], bool),
+        "group_ids": np.array(group_ids, np.int64),
+        "lengths": lengths,
+        "num_cut": np.array([_length(each) for each in episodes], np.int64) - lengths,
+    }
+    if library == "torch":
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return arrays
+
+
+def is_valid(episode: Trajectory) -> bool:
+    """Whether there is something to learn from: it did not fail, and the policy sampled a token."""
+    return episode.failure is None and episode.oldest_version is not None
+
+
+def _length(episode: Trajectory) -> int:
+    return 0 if episode.tokens is None else len(episode.tokens)
+
+
+def _packed(episodes: Sequence[Trajectory], max_length: int | None) -> dict[str, NDArray[Any]]:
+    """The arrays of tokens `[M]`, and `lengths` `[N]`."""
+    logs = [episode.tokens or _NO_TOKENS for episode in episodes]
+    lengths = np.array([min(len(log), max_length or len(log)) for log in logs], np.int64)
+
+    def joined(of: Callable[[int], NDArray[Any]], dtype: type) -> NDArray[Any]:
+        parts = [of(index)[: lengths[index]] for index in range(len(logs))]
+        return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype, copy=False)
+
+    starts = np.cumsum(lengths) - lengths
+    is_failed = np.array([episode.failure is not None for episode in episodes], bool)
+    mask = joined(lambda n: logs[n].response_mask, np.int64)
+    return {
+        "ids": joined(lambda n: logs[n].ids, np.int64),
+        "position_ids": np.arange(lengths.sum()) - np.repeat(starts, lengths),
+        "response_mask": np.where(np.repeat(is_failed, lengths), 0, mask),
+        "logprobs": joined(lambda n: logs[n].behavior_logprobs, np.float32),
+        "versions": joined(lambda n: logs[n].versions, np.int64),
+        "token_rewards": joined(lambda n: _token_rewards(episodes[n]), np.float32),
+        "lengths": lengths,
+    }
+
+
+def _token_rewards(episode: Trajectory) -> NDArray[np.float32]:
+    """The turns' rewards as the estimators see them, `[num_tokens]`."""
+    if episode.failure is not None or episode.tokens is None:
+        return np.zeros(_length(episode), np.float32)
+    steps = steps_of(AdvantageSample.of(episode), "token")
+    return steps.spread(steps.rewards_S)
+
+
+def _padded(
+    packed: dict[str, NDArray[Any]], lengths: NDArray[np.int64], side: Side, pad_id: int
+) -> dict[str, NDArray[Any]]:
+    longest = int(lengths.max(initial=0))
+    columns = np.arange(longest)
+    is_token = columns < lengths[:, None] if side == "right" else columns >= (longest - lengths)[:, None]
+    filled = {"ids": pad_id, "versions": NO_VERSION}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, flat in packed.items():
+        arrays[name] = np.full(is_token.shape, filled.get(name, 0), flat.dtype)
+        arrays[name][is_token] = flat
+    arrays["attention_mask"] = is_token.astype(np.int64)
+    return arrays

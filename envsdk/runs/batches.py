@@ -1,0 +1,182 @@
+"""Turn rollouts into a trainer's batch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
+from envsdk.algorithms.advantages import token_advantages
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.kl import adapted_kl_coef
+from envsdk.algorithms.masks import masked
+from envsdk.algorithms.rewards import mean_kl
+from envsdk.contracts.failures import TrainerError
+from envsdk.contracts.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScores:
+    """Scores that models give a batch's sequences, where the algorithm asks for them; one array each."""
+
+    logprobs: Sequence[NDArray[np.float32]] | None = None
+    """`[num_tokens]` under the trainer's present weights: the proximal policy."""
+    reference_logprobs: Sequence[NDArray[np.float32]] | None = None
+    """`[num_tokens]`"""
+    values: Sequence[NDArray[np.float32]] | None = None
+    """`[num_tokens + 1]`: entry t is the value of the tokens before t, the last one that of them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """A batch ready to be trained, and the metrics of preparing it."""
+
+    batch: TrainBatch
+    metrics: dict[str, float]
+    """`advantage/...` and, with a KL penalty, `kl_reward/...`."""
+    kl_coef: float
+    """Weight of the KL penalty for the next batch."""
+    nothing_left: str = ""
+    """Why no trajectory is learned from, where that is so: `batch` is empty then, and there is no step."""
+
+
+def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Trajectories with sampled tokens and an outcome; failed ones are masked out, never scored 0.
+
+    TrainerError when there is none.
+    """
+    found = [
+        trajectory
+        for trajectory in trajectories
+        if trajectory.failure is None and trajectory.oldest_version is not None
+    ]
+    if not found:
+        num_failed = sum(trajectory.failure is not None for trajectory in trajectories)
+        raise TrainerError(
+            f"there is nothing to learn from in a batch of {len(trajectories)} episodes: {num_failed} failed "
+            "and in none of the others did the policy write a token; look at the replies in the batch's file"
+        )
+    return found
+
+
+def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> list[NDArray[np.int32]]:
+    """Token ids that models score, `[num_tokens]` each.
+
+    `with_end` appends one token, of any id: `Trainer.values` then also gives the value of all the others.
+    """
+    ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
+    return [np.append(each, each[-1:]) for each in ids] if with_end else ids
+
+
+def prepare_batch(
+    args: AlgorithmArgs,
+    step: int,
+    trajectories: Sequence[Trajectory],
+    scores: ModelScores,
+    *,
+    kl_coef: float | None = None,
+) -> PreparedBatch:
+    """Advantages for `learnable` trajectories, in their order; `scores` are in the same order.
+
+    Trajectories that `max_len_mask` and the other masks leave out are not in the batch.
+    `kl_coef` is the present weight of the KL penalty: `init_kl_coef` at the start of a run.
+    """
+    coef = args.init_kl_coef if kl_coef is None else kl_coef
+    samples, masks = masked(
+        args,
+        [
+            AdvantageSample.of(
+                trajectory,
+                logprobs=_at(scores.logprobs, index),
+                reference_logprobs=_at(scores.reference_logprobs, index),
+                values=_at(scores.values, index),
+            )
+            for index, trajectory in enumerate(trajectories)
+        ],
+    )
+    results = token_advantages(args, samples, kl_coef=coef)
+    metrics = _advantage_metrics(samples, results)
+    if masks:
+        shares = {f"masked_{name}": out_N for name, out_N in masks.items()}
+        shares["masked"] = np.array([not sample.learns for sample in samples], bool)
+        metrics |= {f"advantage/{name}": float(out_N.mean()) for name, out_N in shares.items()}
+    next_coef = coef
+    if args.init_kl_coef > 0:
+        divergence = mean_kl(samples, args.kl_reward_type)
+        metrics |= {"kl_reward/coef": coef, "kl_reward/kl_per_token": divergence}
+        if args.target_kl is not None and samples:
+            next_coef = adapted_kl_coef(
+                coef,
+                divergence,
+                target=args.target_kl,
+                horizon=args.kl_horizon,
+                num_trajectories=len(samples),
+            )
+    batch = TrainBatch(
+        step=step,
+        sequences=[
+            _sequence(trajectory, result, scores, index)
+            for index, (trajectory, result) in enumerate(zip(trajectories, results, strict=True))
+            if samples[index].learns
+        ],
+        critic_only=args.needs_values and step < args.critic_warmup,
+    )
+    nothing_left = "" if batch.sequences else _nothing_left(masks, len(trajectories))
+    return PreparedBatch(batch=batch, metrics=metrics, kl_coef=next_coef, nothing_left=nothing_left)
+
+
+def _nothing_left(masks: Mapping[str, NDArray[np.bool_]], num_trajectories: int) -> str:
+    keys = {"max_len": "max_len_mask", "difficulty": "difficulty_mask", "error_max_len": "error_max_len_clip"}
+    counts = ", ".join(f"{keys[name]} {int(out_N.sum())}" for name, out_N in masks.items())
+    return (
+        f"masks leave out all {num_trajectories} trajectories of the batch ({counts}): the policy stays as "
+        "it is in this step"
+    )
+
+
+def _sequence(
+    trajectory: Trajectory, result: TokenAdvantages, scores: ModelScores, index: int
+) -> TrainSequence:
+    tokens = trajectory.tokens
+    assert tokens is not None, "not learnable"
+    values = _at(scores.values, index)
+    return TrainSequence(
+        ids=tokens.ids,
+        response_mask=tokens.response_mask,
+        behavior_logprobs=tokens.behavior_logprobs,
+        advantages=result.advantages,
+        returns=result.returns,
+        proximal_logprobs=_at(scores.logprobs, index),
+        reference_logprobs=_at(scores.reference_logprobs, index),
+        old_values=None if values is None else values[:-1],
+        trajectory_id=trajectory.trajectory_id,
+    )
+
+
+def _advantage_metrics(
+    samples: Sequence[AdvantageSample], results: Sequence[TokenAdvantages]
+) -> dict[str, float]:
+    """Over the sampled tokens that are learned from."""
+    found = [
+        result.advantages[sample.response_mask == 1]
+        for sample, result in zip(samples, results, strict=True)
+        if sample.learns
+    ]
+    tokens = np.concatenate(found) if found else np.zeros(0, np.float32)
+    if not len(tokens):
+        return {}
+    return {
+        "advantage/mean": float(tokens.mean()),
+        "advantage/std": float(tokens.std()),
+        "advantage/min": float(tokens.min()),
+        "advantage/max": float(tokens.max()),
+        "advantage/zero_share": float((tokens == 0).mean()),
+    }
+
+
+def _at(arrays: Sequence[NDArray[np.float32]] | None, index: int) -> NDArray[np.float32] | None:
+    return None if arrays is None else arrays[index]

@@ -1,0 +1,454 @@
+"""Shell: the engines of one run as Ray actors. One that is lost, hangs or is slow is started again, gets the
+newest weights and joins the workers; their number follows the load where it may.
+
+    start -> (publish -> weights_moving)* -> close
+             looks at engines, losses, time -> EnginePool's commands: end, start, update, join, leave
+             the last one cannot come back -> `failed` has its error
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from envsdk.base.processes.actor_death import ACTOR_DIED, on_the_living, reason_of_death
+from envsdk.base.store.travel import Parcels
+from envsdk.config.ray_models import RolePlacement
+from envsdk.contracts.failures import ConfigurationError, EngineError, EnvsdkError, as_envsdk_error
+from envsdk.engines.engine import EngineConfig, EngineHealth
+from envsdk.engines.engine_host import EngineHost
+from envsdk.engines.engine_pool import (
+    End,
+    EngineIncarnation,
+    EnginePool,
+    Join,
+    Leave,
+    PoolCommand,
+    PoolConfig,
+    Start,
+    Update,
+)
+from envsdk.managers.ray_nodes import MANY_CALLS, Placer
+from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
+from envsdk.weights.buckets import UpdateInterrupted
+from envsdk.weights.source import WeightSource
+from envsdk.weights.transports import (
+    Transport,
+    can_share_memory,
+    choose_transport,
+    device_transport,
+)
+from envsdk.weights.update import TransferReport, update_engines
+
+_IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
+HEALTH_CHECK_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+
+Announce = Callable[[str, Any | None], Awaitable[None]]
+"""Tells the workers which actor an engine is now. None: it leaves, and what runs there may end there."""
+Say = Callable[[str], None]
+"""Shows the user a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGroupSpec:
+    """The engines of one run."""
+
+    strategy_name: str
+    configs: Mapping[str, EngineConfig]
+    """Configurations by the engine's name: all there may ever be."""
+    num_started: int | None = None
+    """How many the run begins with, in their order; None: all."""
+    pool: PoolConfig
+    weight_update: str
+    transport: str
+    """As configured."""
+    bucket_bytes: int
+    delta: bool = False
+    """Send differences to the update before."""
+    dtype: str = "float32"
+    """What float32 weights are sent as."""
+    device_mapping: Sequence[int] | None = None
+    """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
+    other_mappings: Sequence[Sequence[int] | None] = ()
+    """Mappings of trainers, which may share accelerators with the engines."""
+    placement: RolePlacement = field(default_factory=RolePlacement)
+    """Nodes of the cluster that the engines run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
+
+
+class PlacedEngineHost(EngineHost):
+    """An engine that sees the accelerators of its place, and no others."""
+
+    def __init__(
+        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, parcels: Parcels
+    ) -> None:
+        show_only(devices)
+        super().__init__(strategy_name, config, parcels)
+
+
+class EngineGroup:
+    """Owner: the cluster; called from one event loop."""
+
+    def __init__(self, spec: EngineGroupSpec, weights: WeightSource, announce: Announce, say: Say) -> None:
+        self._spec = spec
+        self._source = weights
+        self._announce = announce
+        self._say = say
+        names = list(spec.configs)
+        self._placer = Placer(spec.placement)
+        self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
+        self._reservation: Reservation | None = None
+        self._places = self._reserve(names)
+        self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
+        self._transport = Transport.OBJECT_STORE
+        """Through main memory, unless it was asked for."""
+        self._card = ""
+        """The trainer's, and each engine's; "" for main memory."""
+        self._cards: dict[str, str] = {}
+        self._sends_adapter = False
+        self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
+        """The newest of each engine that was ever started, dead or alive."""
+        self._being_updated: set[EngineIncarnation] = set()
+        self._announcing = asyncio.Lock()
+        """Workers hear the news in their order."""
+        self._weights = asyncio.Lock()
+        """Held by the task that needs the trainer's weights to stay as they are, or changes them."""
+        self._watches: dict[EngineIncarnation, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the error that ends the run."""
+
+    @property
+    def num_running(self) -> int:
+        """Engines that have started, whether the workers know of them or not."""
+        return len(self._pool.incarnations)
+
+    @property
+    def are_full(self) -> bool:
+        """Requests wait at every engine that serves."""
+        return self._pool.has_queue
+
+    @property
+    def num_serving(self) -> int:
+        return self._pool.num_serving
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that serve or soon will."""
+        return self._pool.num_engines
+
+    @property
+    def num_restarts(self) -> int:
+        """Restarts of lost and slow engines, since the start of the run."""
+        return self._pool.num_restarts
+
+    async def start(self) -> None:
+        """Load the model everywhere. An engine that cannot even begin ends the run."""
+        await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
+        nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
+        for name, node in zip(self.actors, nodes, strict=True):
+            self._nodes[name] = node
+            self._placer.landed(name, node)
+        cards = await asyncio.gather(*(actor.card.remote() for actor in self.actors.values()))
+        for name, card in zip(self.actors, cards, strict=True):
+            self._cards[name] = self._card_there(name, card)
+        for name, actor in self.actors.items():
+            incarnation = EngineIncarnation(name, 0)
+            self._do(self._pool.started(incarnation))
+            self._watches[incarnation] = self._in_background(self._watch(incarnation, actor))
+        self._in_background(self._tick())
+
+    async def choose_transport(self) -> None:
+        """Find the way of the weights, and whether an adapter will do; both sides have started.
+
+        ConfigurationError when the way that is asked for does not exist.
+        """
+        trainer_node = await self._source.node_id()
+        if await self._source.has_adapter():
+            abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
+            self._sends_adapter = all(ability.lora for ability in abilities)
+        if (card := await self._source.card()) and not self._sends_adapter and not self._spec.delta:
+            self._card = f"{trainer_node} {card}"
+        on_device, why_not = self._device_transport(self.actors)
+        if self._sends_adapter:
+            why_not = "adapters are sent through main memory"
+        asked_for = self._spec.transport
+        if on_device is None and asked_for not in ("auto", *_IN_MAIN_MEMORY):
+            raise ConfigurationError(
+                f"model_update_transport: {asked_for}, but {why_not}; use auto, which takes the fastest way "
+                "there is"
+            )
+        self._transport = choose_transport(
+            asked_for,
+            trainer_node=trainer_node,
+            engine_nodes=self._nodes,
+            can_share_memory=can_share_memory(),
+        )
+        if self._transport is Transport.SHARED_MEMORY:
+            # Where all others are, an engine that is started later must be too.
+            self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
+        if on_device is not None:
+            self._say(f"weights reach the engines by {on_device}, in memory of the card")
+        elif asked_for == "auto" and self._card and any(self._cards.values()):
+            self._say(f"weights reach the engines by {self._transport}, in main memory: {why_not}")
+
+    async def publish(self, version: int) -> TransferReport | None:
+        """The trainer's weights to every engine that runs; None when none does."""
+        async with self._weights:
+            incarnations = self._pool.incarnations
+            report = await self._update(incarnations, version)
+            updated = report.engines if report is not None else ()
+            for incarnation in incarnations:
+                if incarnation.name not in updated:
+                    self._do(self._pool.lost(incarnation, await self._why_left_out(incarnation)))
+            self._do(
+                self._pool.published(
+                    version, [incarnation for incarnation in incarnations if incarnation.name in updated]
+                )
+            )
+        return report
+
+    @asynccontextmanager
+    async def weights_moving(self) -> AsyncIterator[None]:
+        """The trainer may change its weights here; engines that come back wait for the next `publish`."""
+        async with self._weights:
+            self._pool.weights_move()
+            yield
+
+    async def health(self) -> dict[str, EngineHealth]:
+        """One look at every engine that runs."""
+        return await on_the_living(self._started_actors(), "health")
+
+    async def busy_stretches(self) -> list[tuple[float, float]]:
+        """When any engine had requests, since the last call; Unix seconds."""
+        found = await on_the_living(self._started_actors(), "busy_stretches")
+        return [stretch for stretches in found.values() for stretch in stretches]
+
+    def node_leaves(self, node: str, grace_s: float) -> None:
+        """This node goes away: its engines end their turns and are started elsewhere."""
+        there = [each for each in self._watches if self._nodes.get(each.name) == node]
+        self._do(self._pool.leave(there, grace_s))
+
+    def close(self) -> None:
+        """Watch no more, and leave the accelerators."""
+        for task in self._tasks:
+            task.cancel()
+        self.failed.cancel()
+        if self._reservation is not None:
+            self._reservation.release()
+
+    def _do(self, commands: Iterable[PoolCommand]) -> None:
+        for command in commands:
+            incarnation = command.incarnation
+            if isinstance(command, Start):
+                self.actors[incarnation.name] = actor = self._new_actor(incarnation.name)
+                self._watches[incarnation] = self._in_background(self._start_again(incarnation, actor))
+            elif isinstance(command, End):
+                self._end(self.actors[incarnation.name], is_well=command.is_well)
+                if command.is_well:
+                    self._placer.left(incarnation.name)
+                self._watches.pop(incarnation).cancel()
+            elif isinstance(command, Update):
+                self._in_background(self._give_weights(incarnation))
+            elif isinstance(command, Join):
+                self._in_background(self._tell(incarnation.name, self.actors[incarnation.name]))
+            elif isinstance(command, Leave):
+                self._in_background(self._tell(incarnation.name, None))
+        for line in self._pool.take_news():
+            self._say(line)
+        if self._pool.failure:
+            self._fail(EngineError(self._pool.failure))
+
+    def _new_actor(self, name: str) -> Any:
+        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.parcels)
+        if name in self._places:
+            return self._placed_actor(self._places[name], *args)
+        where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
+        options = self._placer.options(name, where)
+        actor: Any = ray.remote(**options, **MANY_CALLS)(EngineHost)
+        return actor.remote(*args)
+
+    def _reserve(self, names: Sequence[str]) -> dict[str, EnginePlace]:
+        """Each engine's accelerators, where Ray has any and the engines are mapped to them.
+
+        ConfigurationError when the cluster can never hold them, EngineError when it is too busy.
+        """
+        mapping = self._spec.device_mapping
+        if not mapping or ray.cluster_resources().get("GPU", 0) < 1:
+            return {}
+        per_engine = len(mapping) // len(names)
+        self._reservation = Reservation(
+            device_bundle(mapping, self._spec.other_mappings),
+            mapping,
+            placement=self._spec.placement,
+            count=len(mapping),
+            key="actor_infer",
+            of_what=f"{len(names)} engines of {per_engine}",
+            error=EngineError,
+        )
+        places = self._reservation.take()
+        found = engine_places(places, self._reservation.nodes, per_engine=per_engine)
+        return dict(zip(names, found, strict=True))
+
+    def _placed_actor(self, place: EnginePlace, *args: Any) -> Any:
+        assert self._reservation is not None
+        there = PlacementGroupSchedulingStrategy(
+            self._reservation.group, placement_group_bundle_index=place.bundle
+        )
+        actor: Any = ray.remote(
+            num_cpus=0,
+            num_gpus=self._reservation.bundle["GPU"],
+            max_restarts=0,
+            scheduling_strategy=there,
+            runtime_env=KEEP_DEVICES,
+            **MANY_CALLS,
+        )(PlacedEngineHost)
+        return actor.remote(place.devices, *args)
+
+    def _end(self, actor: Any, *, is_well: bool) -> None:
+        if is_well:
+            self._in_background(_close_and_kill(actor))
+        else:
+            ray.kill(actor)
+
+    async def _tell(self, name: str, actor: Any | None) -> None:
+        async with self._announcing:
+            await self._announce(name, actor)
+
+    async def _start_again(self, incarnation: EngineIncarnation, actor: Any) -> None:
+        try:
+            await actor.start.remote()
+            if self._transport is not Transport.SHARED_MEMORY:
+                self._nodes[incarnation.name] = await actor.node_id.remote()
+            self._cards[incarnation.name] = self._card_there(incarnation.name, await actor.card.remote())
+        except (EnvsdkError, ray.exceptions.RayError) as error:
+            self._do(self._pool.lost(incarnation, _reason(error)))
+            return
+        self._do(self._pool.started(incarnation))
+        await self._watch(incarnation, actor)
+
+    async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:
+        try:
+            while not (error := (look := await actor.health.remote()).error):
+                if incarnation in self._being_updated:
+                    self._pool.heard(incarnation)
+                else:
+                    self._do(self._pool.seen(incarnation, look))
+                await asyncio.sleep(HEALTH_CHECK_S)
+        except ray.exceptions.RayError as lost:
+            error = _reason(lost)
+        self._do(self._pool.lost(incarnation, error))
+
+    async def _tick(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            now = time.monotonic()
+            # While this process itself was held up it did not listen.
+            self._do(self._pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
+            last = now
+
+    async def _give_weights(self, incarnation: EngineIncarnation) -> None:
+        async with self._weights:
+            version = self._pool.version_for(incarnation)
+            if version is None:
+                return
+            try:
+                report = await self._update([incarnation], version)
+            except EngineError as error:
+                self._do(self._pool.lost(incarnation, str(error)))
+                return
+            if report is not None and report.engines:
+                self._do(self._pool.given(incarnation, version))
+
+    async def _why_left_out(self, incarnation: EngineIncarnation) -> str:
+        """An update leaves out an engine whose process ended; Ray knows how."""
+        try:
+            await self.actors[incarnation.name].health.remote()
+        except ray.exceptions.RayError as error:
+            return _reason(error)
+        return "it did not get the newest weights"
+
+    async def _update(self, incarnations: Iterable[EngineIncarnation], version: int) -> TransferReport | None:
+        engines = {incarnation: self.actors[incarnation.name] for incarnation in incarnations}
+        actors = {incarnation.name: actor for incarnation, actor in engines.items()}
+        transport, _ = self._device_transport(actors)
+        self._being_updated |= engines.keys()
+        try:
+            return await self._update_by(transport or self._transport, actors, version)
+        except UpdateInterrupted as error:
+            if transport is None or self._spec.transport != "auto":
+                raise
+            self._card = ""  # and so for the rest of the run
+            reason = as_envsdk_error(error, "it broke off")
+            self._say(f"weights cannot go by {transport}, and go by {self._transport}: {reason}")
+            return await self._update_by(self._transport, actors, version)
+        finally:
+            self._being_updated -= engines.keys()
+
+    async def _update_by(
+        self, transport: Transport, actors: Mapping[str, Any], version: int
+    ) -> TransferReport | None:
+        return await update_engines(
+            actors,
+            self._source.send_weights,
+            version=version,
+            mode=self._spec.weight_update,
+            transport=transport,
+            bucket_bytes=self._spec.bucket_bytes,
+            as_adapter=self._sends_adapter,
+            delta=self._spec.delta,
+            dtype=self._spec.dtype,
+        )
+
+    def _device_transport(self, names: Iterable[str]) -> tuple[Transport | None, str]:
+        return device_transport(
+            self._spec.transport,
+            trainer_card=self._card,
+            engine_cards={name: self._cards[name] for name in names},
+        )
+
+    def _card_there(self, name: str, card: str) -> str:
+        """The card's name in the cluster: handles mean nothing on another node."""
+        return card and f"{self._nodes[name]} {card}"
+
+    def _started_actors(self) -> dict[str, Any]:
+        return {each.name: self.actors[each.name] for each in self._pool.incarnations}
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._background_ended)
+        return task
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Why an engine is lost, on one line."""
+    if isinstance(error, ACTOR_DIED):
+        return f"its process ended: {reason_of_death(error)}"
+    return str(as_envsdk_error(error, "it failed"))
+
+
+async def _close_and_kill(actor: Any) -> None:
+    with suppress(ray.exceptions.RayError, TimeoutError):
+        await asyncio.wait_for(actor.close.remote(), CLOSE_TIMEOUT_S)
+    ray.kill(actor)

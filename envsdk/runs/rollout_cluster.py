@@ -1,0 +1,304 @@
+"""Everything that rollouts need running: engines and schedulers. Wired here, top to bottom.
+
+    start -> (give_weights | new_batch | validate ...)* -> close
+
+Whatever is waited for, the end of the engines is waited for too: when the last one cannot come back, the run
+ends with its error instead of a silent wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from envsdk.base.store.travel import Parcels
+from envsdk.config.models import RunConfig
+from envsdk.engines.engine import EngineConfig
+from envsdk.engines.engine_demand import DemandConfig
+from envsdk.engines.engine_pool import PoolConfig
+from envsdk.managers.explorer_scheduler import ExplorerScheduler
+from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ray_files import travelling
+from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
+from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
+from envsdk.runs.batch_source import EngineLook, Result, part_of_run
+from envsdk.runs.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
+from envsdk.runs.node_watch import NodeWatch, address_of
+from envsdk.weights.source import WeightSource
+
+
+class RolloutCluster:
+    """The actors that play, of one run. Owner: an explorer or a bench; `PlayedBatches` is one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model: Path,
+        trajectories: Path,
+        state: LedgerState | None,
+        weights: WeightSource,
+        trainer_mappings: Sequence[Sequence[int] | None],
+        say: Say,
+        parcels: Parcels | None = None,
+    ) -> None:
+        """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line.
+
+        `parcels` has what other machines may lack; found out when it is not given.
+        """
+        self.config = config
+        placement = config.ray.placement
+        check_placement("workers", placement.workers)
+        check_placement("engines", placement.engines)
+        if parcels is None:
+            parcels = travelling(config, [model])
+        spec = replace(_engines_spec(config, model, trainer_mappings), parcels=parcels)
+        self.engines = EngineGroup(spec, weights, self._announce, say)
+
+        self.rollout_scheduler: Any = None
+        if config.mode in ("both", "explore"):
+            setup = SchedulerSetup(
+                ledger=train_ledger(config),
+                workers=worker_setups(
+                    config,
+                    config.train_env_manager,
+                    split="train",
+                    model=model,
+                    engines=self.engines.actors,
+                    parcels=parcels,
+                ),
+                pool=worker_pool(config.train_env_manager),
+                run_seed=config.seed,
+                folder=trajectories,
+                log_folder=trajectories.parent if config.mode == "both" else None,
+                group_filters=config.group_filters,
+                max_filtered_groups=config.filtered_groups_limit,
+                placement=placement.workers,
+            )
+            if config.mode == "both":
+                self.rollout_scheduler = _actor(RolloutScheduler).remote(setup, state)
+            else:
+                self.rollout_scheduler = _actor(ExplorerScheduler).remote(setup)
+        self._say = say
+        self._watching: list[asyncio.Future[None]] = []
+        self.validation_scheduler: Any = None
+        if config.val_batch_size and config.mode in ("both", "bench"):
+            self.validation_scheduler = _actor(RolloutScheduler).remote(
+                SchedulerSetup(
+                    ledger=validation_ledger(config),
+                    workers=worker_setups(
+                        config,
+                        config.val_env_manager,
+                        split=VAL_SPLIT,
+                        model=model,
+                        engines=self.engines.actors,
+                        parcels=parcels,
+                    ),
+                    pool=worker_pool(config.val_env_manager),
+                    run_seed=config.seed,
+                    folder=trajectories,
+                    file_prefix=VAL_SPLIT,
+                    placement=placement.workers,
+                )
+            )
+
+    async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
+        """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
+        await self.call(self.engines.start())
+        starting = [scheduler.start.remote() for scheduler in self._schedulers]
+        await self.call(asyncio.gather(*starting, *(start() for start in also)))
+        await self.call(self.engines.choose_transport())
+        config = self.config
+        if config.ray.address is not None:
+            self._watching.append(asyncio.ensure_future(NodeWatch(self._node_leaves).run()))
+        if any(manager.has_worker_range for manager in (config.train_env_manager, config.val_env_manager)):
+            self._watching.append(asyncio.ensure_future(self._tell_of_full_engines()))
+
+    async def _tell_of_full_engines(self) -> None:
+        """Schedulers add no workers meanwhile."""
+        were_full = False
+        while True:
+            await asyncio.sleep(HEALTH_CHECK_S)
+            if (are_full := self.engines.are_full) is not were_full:
+                were_full = are_full
+                told = (_quiet(each.engines_are_full.remote(are_full)) for each in self._schedulers)
+                await asyncio.gather(*told)
+
+    async def _node_leaves(self, node: str, grace_s: float) -> None:
+        self._say(
+            f"node {address_of(node)} goes away in {grace_s:.0f} s: its workers and engines finish what they "
+            "can and are started elsewhere"
+        )
+        self.engines.node_leaves(node, grace_s)
+        await asyncio.gather(*(_quiet(each.node_leaves.remote(node, grace_s)) for each in self._schedulers))
+
+    async def call(self, awaitable: Awaitable[Result]) -> Result:
+        """Wait for an actor's answer, or for the end of the engines; raises EnvsdkError for a failure."""
+        answer, failed = asyncio.ensure_future(awaitable), self.engines.failed
+        waited_for: set[asyncio.Future[Any]] = {answer, failed}
+        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        with part_of_run(self._name_of, f"The checkpoints and batches in {self.config.run_folder}"):
+            if failed.done():
+                answer.cancel()
+                failed.result()
+            return answer.result()
+
+    def _name_of(self, died: BaseException) -> str:
+        names = ("the scheduler of rollouts", "the scheduler of evaluations")
+        for name, actor in zip(names, (self.rollout_scheduler, self.validation_scheduler), strict=True):
+            if actor is not None and actor._actor_id.hex() == getattr(died, "actor_id", None):
+                return name
+        return "a process of the run"
+
+    async def give_weights(self, version: int, *, to_rollouts: bool = True) -> dict[str, float]:
+        """The trainer's weights to every engine, then the new version to the scheduler; metrics.
+
+        Rollouts begin with the first version that is announced to them.
+        """
+        report = await self.call(self.engines.publish(version))
+        if to_rollouts and self.rollout_scheduler is not None:
+            await self.tell(version)
+        return report.metrics() if report is not None else {}
+
+    async def tell(self, version: int) -> None:
+        """Tell the scheduler that all engines have this version."""
+        await self.call(self.rollout_scheduler.publish.remote(version))
+
+    async def new_batch(self, batch_size: int, step: int) -> RolloutBatch:
+        """The next complete groups of the training split; on disk as batch `step` when this returns."""
+        batch: RolloutBatch = await self.call(self.rollout_scheduler.get_batch.remote(batch_size, step))
+        return batch
+
+    async def num_ready(self) -> int:
+        """Trajectories that are ready for the next batch."""
+        num_ready: int = await self.call(self.rollout_scheduler.num_ready.remote())
+        return num_ready
+
+    def weights_moving(self) -> AbstractAsyncContextManager[None]:
+        """No engine is given weights meanwhile."""
+        return self.engines.weights_moving()
+
+    async def look_at_engines(self) -> EngineLook:
+        """One look at all of them."""
+        engines = self.engines
+        return EngineLook(
+            busy=await self.call(engines.busy_stretches()),
+            health=await self.call(engines.health()),
+            num_engines=engines.num_engines,
+            num_serving=engines.num_serving,
+            num_restarts=engines.num_restarts,
+        )
+
+    async def suspend(self) -> None:
+        """Hold up episodes of the training split."""
+        await self.call(self.rollout_scheduler.suspend.remote())
+
+    async def resume(self) -> None:
+        """Let them go on."""
+        await self.call(self.rollout_scheduler.resume.remote())
+
+    async def validate(self, version: int, step: int) -> RolloutBatch:
+        """The frozen held-out tasks under the weights the engines have now. Only where there are any."""
+        assert self.validation_scheduler is not None
+        await self.call(self.validation_scheduler.begin_again.remote(version))
+        batch: RolloutBatch = await self.call(
+            self.validation_scheduler.get_batch.remote(self.config.val_batch_size, step)
+        )
+        return batch
+
+    async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float = 5.0) -> None:
+        """End everything, and what `also` ends; what is already gone is ignored.
+
+        What takes longer ends with this process.
+        """
+        self.engines.close()
+        for watching in self._watching:
+            watching.cancel()
+        closing = [scheduler.close.remote() for scheduler in self._schedulers]
+        closing += [close() for close in also]
+        await asyncio.wait([asyncio.ensure_future(_quiet(call)) for call in closing], timeout=patience_s)
+
+    async def _announce(self, engine: str, actor: Any | None) -> None:
+        """To the workers of both schedulers."""
+        if actor is None:
+            calls = (scheduler.engine_left.remote(engine) for scheduler in self._schedulers)
+        else:
+            calls = (scheduler.engine_joined.remote(engine, actor) for scheduler in self._schedulers)
+        await asyncio.gather(*calls)
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        """That of rollouts and that of evaluations, where there are any."""
+        return [each for each in (self.rollout_scheduler, self.validation_scheduler) if each is not None]
+
+
+def engines_and_workers(config: RunConfig) -> str:
+    """What is started for rollouts."""
+    engines, manager = config.actor_infer, config.train_env_manager
+    return (
+        f"{engines.num_engines} engine{'s' * (engines.num_engines != 1)} "
+        f"({engines.strategy_args.strategy_name}), {manager.num_workers} "
+        f"worker{'s' * (manager.num_workers != 1)} with {manager.num_envs} environments"
+    )
+
+
+def _engines_spec(
+    config: RunConfig, model: Path, trainer_mappings: Sequence[Sequence[int] | None]
+) -> EngineGroupSpec:
+    infer = config.actor_infer
+    fewest, most = infer.engines_between
+    return EngineGroupSpec(
+        strategy_name=infer.strategy_args.strategy_name,
+        configs={
+            f"engine-{index}": EngineConfig(
+                model=model,
+                sequence_length=config.sequence_length,
+                max_running=infer.infer_batch_size,
+                strategy_config=infer.settings,
+                seed=config.seed + index,
+                reproducible=config.largest_depth == 0,
+            )
+            for index in range(most)
+        },
+        num_started=infer.num_engines,
+        pool=PoolConfig(
+            max_restarts=infer.max_engine_restarts,
+            silence_s=infer.engine_timeout_s,
+            stall_s=infer.engine_stall_s,
+            slow_ratio=infer.slow_engine_ratio,
+            min_engines=fewest,
+            demand=DemandConfig(
+                places=infer.infer_batch_size,
+                max_queued=infer.max_queued_per_engine,
+                idle_s=infer.engine_idle_s,
+            ),
+        ),
+        weight_update=config.weight_update,
+        transport=config.model_update_transport,
+        bucket_bytes=config.model_update_buffer_size_mb * 1024**2,
+        delta=config.model_update_delta,
+        dtype=config.model_update_dtype,
+        device_mapping=infer.device_mapping,
+        other_mappings=trainer_mappings,
+        placement=config.ray.placement.engines,
+    )
+
+
+def _actor(body: type[Any]) -> Any:
+    """Beside the driver: a scheduler writes into the run's folder."""
+    return ray.remote(**on_this_node(), **MANY_CALLS)(body)
+
+
+async def _quiet(call: Awaitable[Any]) -> None:
+    try:
+        await call
+    except ray.exceptions.RayError:
+        return

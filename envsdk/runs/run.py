@@ -1,0 +1,138 @@
+"""Train as a configuration says: open the run's folder, start Ray, connect the parts, run the pipeline.
+
+run(load_config("agentic_async.yaml"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import ray
+
+from envsdk.base.display.progress import ProgressDisplay
+from envsdk.base.display.terminal import say
+from envsdk.config.loading import LoadedConfig
+from envsdk.config.models import RunConfig
+from envsdk.config.plugins import environment_notes
+from envsdk.config.start_checks import check_start
+from envsdk.contracts.failures import EnvsdkError, Interrupted
+from envsdk.managers.ray_files import travelling
+from envsdk.managers.ray_nodes import this_node
+from envsdk.managers.ray_runtime import ray_runtime
+from envsdk.runs.agentic_pipeline import AgenticPipeline
+from envsdk.runs.batch_source import BatchSource
+from envsdk.runs.engine_group import Say
+from envsdk.runs.lost_runtime import lost_runtime
+from envsdk.runs.node_watch import watch_nodes
+from envsdk.runs.opening import begin, only_run_in
+from envsdk.runs.played_batches import PlayedBatches
+from envsdk.runs.run_end import close, ending_of, success_before_and_after
+from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation
+from envsdk.runs.trainers import Trainers
+from envsdk.tracking import Ending, open_trackers
+from envsdk.tracking.timeline import Timeline
+from envsdk.view.export import REPORT, write_report_of_job
+
+OpenBatches = Callable[[RunConfig, RunFolder, Path, Trainers, Say], BatchSource]
+"""Makes the source of a run's batches, not started, for the model in a folder."""
+
+
+def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
+    """Train as the configuration says. Raises EnvsdkError; Interrupted after Ctrl-C.
+
+    Without `open_batches`, the run plays its batches itself.
+    """
+    config = loaded.config
+    with only_run_in(config.run_folder):
+        _train(loaded, open_batches or _played)
+
+
+def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
+    return PlayedBatches(
+        config, folder, model=model, weights=trainers.actor, parcels=trainers.parcels, say=say
+    )
+
+
+def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
+    """Start the run or continue it, unless it has all its steps and the evaluation after them."""
+    config = loaded.config
+    check_start(config)
+    folder = RunFolder.open(config)
+    if folder.first_step >= config.max_steps and not lacks_last_evaluation(config, folder):
+        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+        if not (folder.path / REPORT).is_file():
+            say(f"Report: {write_report_of_job(folder.path)}")
+        return
+    model, changes = begin(loaded, folder)
+    if_lost = lost_runtime(
+        f"The checkpoints and batches in {folder.path} are whole: the same command continues from them, here "
+        "or wherever that folder is",
+        report_of=folder.path,
+    )
+    with ray_runtime(config.ray, if_lost=if_lost, say=say):
+        asyncio.run(_run(config, folder, model, changes, open_batches))
+
+
+async def _stop_before_the_trainer_goes(config: RunConfig, pipeline: AgenticPipeline) -> None:
+    """Stop with a checkpoint when a node is drained that this program or a trainer runs on."""
+    if config.ray.address is None:
+        return
+    needed = {this_node(): "this program"}
+    with suppress(ray.exceptions.RayError):  # the run will end for it
+        for group in pipeline.trainers.groups:
+            needed |= dict.fromkeys(await group.nodes(), "the trainer")
+    await watch_nodes(needed, pipeline.give_way)
+
+
+async def _run(
+    config: RunConfig, folder: RunFolder, model: Path, changes: Sequence[str], open_batches: OpenBatches
+) -> None:
+    """Start the processes of the run, train, end them."""
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(config.exp_name, max_steps=config.max_steps))
+        timeline = stack.enter_context(Timeline(folder.path / "timeline.json"))
+        tracker = open_trackers(config.trackers, folder.path, config.tracker_args)
+        stack.callback(tracker.close)
+        tracker.rewind(folder.first_step - 1)
+        checkpoint = [] if folder.checkpoint is None else [folder.checkpoint.folder.resolve()]
+        trainers = Trainers.of(config, model, travelling(config, [model, *checkpoint]))
+        batches = open_batches(config, folder, model, trainers, display.note)
+        pipeline = AgenticPipeline(
+            config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display
+        )
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signal_number, pipeline.request_stop)
+        for change in changes:
+            display.note(f"other settings than before: {change}")
+        for note in environment_notes(config):
+            display.note(note)
+        display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
+        try:
+            await pipeline.start()
+            watching = asyncio.ensure_future(_stop_before_the_trainer_goes(config, pipeline))
+            stack.callback(watching.cancel)
+            await pipeline.run()
+        except BaseException as error:
+            tracker.end(*ending_of(error))
+            # The user must see what went wrong, not that closing failed as well.
+            with suppress(EnvsdkError):
+                if isinstance(error, Interrupted) and not pipeline.has_trained:
+                    # Actors that are still starting would not answer for seconds, and nothing was done.
+                    await close(pipeline, tracker, timeline, patience_s=0.0)
+                else:
+                    await close(pipeline, tracker, timeline)
+                    write_report_of_job(folder.path)
+            raise
+        tracker.end(Ending.FINISHED)
+        await close(pipeline, tracker, timeline)
+        report = write_report_of_job(folder.path)
+    if batches.validates or pipeline.validations:
+        say(success_before_and_after(pipeline.validations))
+    if report is not None:
+        say(f"Report: {report}")
+    say(f"Trajectories: envsdk view {folder.path}")

@@ -1,0 +1,122 @@
+"""The report of each step: metrics to the trackers, a line to the display, spans to the timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from envsdk.base.display.progress import ProgressDisplay, StepSummary
+from envsdk.config.models import RunConfig
+from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
+from envsdk.runs.batch_source import BatchSource
+from envsdk.runs.engine_metrics import EngineMetrics
+from envsdk.runs.rollout_metrics import DroppedTokens, rollout_metrics
+from envsdk.runs.run_cost import cost_meter
+from envsdk.tracking.cost import Usage, usage_of
+from envsdk.tracking.learning_signs import LearningSigns
+from envsdk.tracking.timeline import Timeline, Track
+from envsdk.tracking.tracker import Tracker
+
+
+class StepLog:
+    """Collects the metrics of a step: (timed | metrics)* -> step_done, again for every step.
+
+    Owner: the pipeline.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        batches: BatchSource,
+        *,
+        first_step: int,
+        tracker: Tracker,
+        timeline: Timeline,
+        display: ProgressDisplay,
+    ) -> None:
+        self._config = config
+        self._batches = batches
+        self._first_step = first_step
+        self._tracker = tracker
+        self._timeline = timeline
+        self._display = display
+        self.metrics: dict[str, float] = {}
+        """Metrics of the step under way."""
+        self._engine_metrics = EngineMetrics()
+        self._signs = LearningSigns()
+        self._dropped = DroppedTokens()
+        self._failing_tags: set[str] = set()
+        """Those that the display has named already."""
+        self._started_at = self._metered_at = time.monotonic()
+        self._cost = cost_meter(config, first_step)
+
+    @contextmanager
+    def timed(self, what: str, track: Track, step: int, *, name: str | None = None) -> Iterator[None]:
+        """Add the seconds of a block to the metric `time/WHAT_s`, and a span to the timeline."""
+        start, began = time.time(), time.monotonic()
+        try:
+            yield
+        finally:
+            # The time of day may be set meanwhile.
+            seconds, key = time.monotonic() - began, f"time/{what}_s"
+            self.metrics[key] = self.metrics.get(key, 0.0) + seconds
+            self._timeline.span(track, name or what, start, start + seconds, step=step)
+
+    async def step_done(self, step: int, batch: RolloutBatch) -> None:
+        """Report the step: to the trackers, the display and the timeline."""
+        config = self._config
+        metrics = self.metrics | rollout_metrics(batch) | self._dropped.add(batch)
+        metrics |= await self._generation_metrics(step, metrics["time/step_s"], batch)
+        metrics["version"] = float(batch.version)
+        self.played(batch, discarded_tokens=batch.discarded_tokens)
+        metrics |= self._cost_metrics()
+        for tag in batch.failing_tags.keys() - self._failing_tags:
+            self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
+        self._failing_tags = set(batch.failing_tags)
+        if warning := self._dropped.warning():
+            self._display.note(warning)
+        if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
+            self._tracker.log(step, metrics, time_unix_s=time.time())
+        self._tracker.log_episodes(step, batch.trajectories)
+        done = step + 1 - self._first_step
+        eta_s = (time.monotonic() - self._started_at) / done * (config.max_steps - step - 1)
+        self._display.step(
+            StepSummary.from_metrics(metrics, step=step, max_steps=config.max_steps, eta_s=eta_s)
+        )
+        self._tell_signs(metrics)
+        self.metrics = {}
+
+    def run_done(self, step: int) -> None:
+        """Report the last evaluation, which belongs to no step of training."""
+        self._tell_signs(self.metrics)
+        self._tracker.log(step, self.metrics | self._cost_metrics(), time_unix_s=time.time())
+        self.metrics = {}
+
+    def played(self, batch: RolloutBatch, *, discarded_tokens: int = 0) -> None:
+        """Count what these episodes used, those of evaluations too."""
+        self._cost.add(usage_of(batch.trajectories) + Usage(output_tokens=discarded_tokens))
+
+    def _tell_signs(self, metrics: Mapping[str, float]) -> None:
+        for sign in self._signs.step(metrics):
+            self._display.note(f"warning: {sign}")
+
+    def _cost_metrics(self) -> dict[str, float]:
+        before, self._metered_at = self._metered_at, time.monotonic()
+        return self._cost.step(self._metered_at - before)
+
+    async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
+        num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
+        speed = {"rollout/tokens_per_s": num_tokens / step_s}
+        look = await self._batches.look_at_engines()
+        if look is None:
+            return speed
+        for start, end in look.busy:
+            self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
+        busy_s = sum(end - start for start, end in look.busy) / max(1, look.num_engines)
+        return {
+            **speed,
+            "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
+            "engine/serving": float(look.num_serving),
+            "engine/restarts": float(look.num_restarts),
+        } | self._engine_metrics.step(look.health, time.monotonic())

@@ -1,0 +1,330 @@
+"""One trainer as a group of processes: a `TrainerHost` actor per rank, in a Ray placement group.
+
+    start -> (load | train_step | logprobs | values | send_weights | save)* -> close
+             any rank fails -> all ranks ended, TrainerError; the group is of no more use
+
+Every call goes to all ranks in the same order, and rank 0's answer counts. A call ends with the first rank
+that fails, with that rank's error: the others, which wait for it, are ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.base.store.atomic import storage_error
+from envsdk.base.store.travel import CHUNK_BYTES, Parcels
+from envsdk.config.ray_models import RolePlacement, TrainerPlacement
+from envsdk.contracts.failures import EnvsdkError, TrainerError
+from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.managers.ray_nodes import check_placement, resources_for
+from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
+from envsdk.runs.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
+from envsdk.runs.trainer_host import TrainerHost
+from envsdk.weights.source import OutletReport, WeightOutlet
+from envsdk.weights.update import TransferReport, WeightTransfer
+
+CAUSE_GRACE_S = 5.0
+"""A rank that lost its peer may say so before Ray notices that the peer died."""
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSpec:
+    """One trainer of a run."""
+
+    key: str
+    """Its section of the configuration: `actor_train`, `reference`."""
+    strategy_name: str
+    config: TrainerConfig
+    device_mapping: Sequence[int] | None
+    uses_accelerators: bool
+    """Whether Ray must give each rank one, where there are any."""
+    role: str = "trainer"
+    """Its section of `ray.placement`."""
+    placement: RolePlacement = field(default_factory=TrainerPlacement)
+    """Nodes of the cluster that the ranks run on."""
+    parcels: Parcels = field(default_factory=Parcels)
+    """Files that their machines may lack."""
+
+
+class TrainerGroup:
+    """The actors of one trainer. Owner: the cluster; called from one event loop.
+
+    group = TrainerGroup(spec, all_mappings=[spec.device_mapping])
+    await group.start()
+    metrics = await group.train_step(batch)
+    """
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        *,
+        all_mappings: Sequence[Sequence[int] | None],
+        placement_timeout_s: float = PLACEMENT_TIMEOUT_S,
+    ) -> None:
+        check_placement(spec.role, spec.placement)
+        self._spec = spec
+        self._all_mappings = all_mappings
+        self._placement_timeout_s = placement_timeout_s
+        self._hosts: list[Any] = []
+        self._reservation: Reservation | None = None
+        self._failure: EnvsdkError | None = None
+        self._num_calls = 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return num_ranks_of(self._spec.device_mapping)
+
+    async def start(self) -> None:
+        """Place the ranks and load the model on each.
+
+        ConfigurationError when the cluster can never hold them, TrainerError when it is too busy.
+        """
+        bundle = rank_resources(
+            resources_for(self._spec.placement),
+            mapping=self._spec.device_mapping,
+            all_mappings=self._all_mappings,
+            uses_accelerators=self._spec.uses_accelerators,
+        )
+        self._reservation = Reservation(
+            bundle,
+            self._spec.device_mapping,
+            placement=self._spec.placement,
+            spreads=self._spec.placement.strategy == "spread",
+            count=self.world_size,
+            key=self._spec.key,
+            of_what="1 rank" if self.world_size == 1 else f"{self.world_size} ranks",
+            error=TrainerError,
+            timeout_s=self._placement_timeout_s,
+        )
+        places = await asyncio.to_thread(self._reservation.take)
+        self._hosts = [self._host(place, self._reservation.bundle) for place in places]
+        [(address, port)] = await self._first_to_fail([self._hosts[0].meeting_point.remote()])
+        starting = [
+            host.start.remote(
+                TrainerRank(
+                    rank=rank,
+                    world_size=self.world_size,
+                    local_rank=place.local_rank,
+                    master_address=address,
+                    master_port=port,
+                ),
+                place.devices,
+            )
+            for rank, (host, place) in enumerate(zip(self._hosts, places, strict=True))
+        ]
+        await self._first_to_fail(starting)
+
+    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step."""
+        metrics: dict[str, float] = await self._on_all("train_step", ray.put(batch))
+        return metrics
+
+    async def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences))
+        return scores
+
+    async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
+        values: list[NDArray[np.float32]] = await self._on_all("values", ray.put(sequences))
+        return values
+
+    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
+        """Send the current weights to engines; every rank gives its part, rank 0 sends."""
+        report: TransferReport = await self._on_all("send_weights", transfer)
+        return report
+
+    async def give_weights(self, outlet: WeightOutlet) -> OutletReport:
+        """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
+        report: OutletReport = await self._on_all("give_weights", outlet)
+        return report
+
+    async def node_id(self) -> str:
+        """The node that rank 0 is on, which sends the weights."""
+        node: str = await self._on_all("node_id")
+        return node
+
+    async def card(self) -> str:
+        """UUID of the card that rank 0 sends the weights from; "" for main memory."""
+        card: str = await self._on_all("card")
+        return card
+
+    async def nodes(self) -> set[str]:
+        """The nodes of all ranks."""
+        return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))
+
+    @property
+    def key(self) -> str:
+        """Its section of the configuration."""
+        return self._spec.key
+
+    async def kernels(self) -> Mapping[str, str]:
+        """Kernels that the trainer took, in words, by what they compute."""
+        kernels: Mapping[str, str] = await self._on_all("kernels")
+        return kernels
+
+    async def has_adapter(self) -> bool:
+        """The trainer trains a LoRA adapter alone."""
+        found: bool = await self._on_all("has_adapter")
+        return found
+
+    async def save(self, folder: Path) -> None:
+        """Every rank writes its part into `folder`; what ranks wrote on other machines is brought here.
+
+        Whether another machine shares the folder is found out by a file in it.
+        """
+        if self._spec.parcels.reader is None:
+            await self._on_all("save", folder)
+            return
+        probe = folder / f".probe-{uuid.uuid4().hex}"
+        probe.touch()
+        own_name = hashlib.sha256(f"{socket.gethostname()}:{folder.parent}".encode()).hexdigest()[:16]
+        places: list[Path] = await self._on_each(
+            "place_to_write", [(folder, probe.name, own_name)] * self.world_size
+        )
+        probe.unlink()
+        await self._on_each("save", [(place,) for place in places])
+        nodes: list[str] = await self._on_each("node_id", [()] * self.world_size)
+        elsewhere = {
+            node: (host, place) for node, host, place in zip(nodes, self._hosts, places, strict=True)
+        }
+        for host, place in elsewhere.values():
+            if place != folder:
+                await self._bring(host, place, folder)
+
+    async def _bring(self, host: Any, source: Path, folder: Path) -> None:
+        """Move the files in `source` on the machine of a rank into `folder` here."""
+        [files] = await self._first_to_fail([host.files_in.remote(source)])
+        for name, size in files:
+            target = folder / name
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    for offset in range(0, size, CHUNK_BYTES):
+                        part = host.read.remote(source / name, offset, min(CHUNK_BYTES, size - offset))
+                        file.write((await self._first_to_fail([part]))[0])
+            except OSError as error:
+                raise storage_error("write", target, error) from error
+        await self._first_to_fail([host.remove.remote(source)])
+
+    async def load(self, folder: Path) -> None:
+        await self._on_all("load", folder)
+
+    async def close(self) -> None:
+        """End all ranks: in order when they are idle, at once when they are not. Idempotent."""
+        if self._hosts and self._failure is None and not self._num_calls:
+            closing = asyncio.gather(*(host.close.remote() for host in self._hosts), return_exceptions=True)
+            await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+        self._end()
+
+    def _host(self, place: RankPlace, bundle: Mapping[str, float]) -> Any:
+        assert self._reservation is not None
+        # The ranks of a node see all its accelerators that they use: peers reach each other's memory.
+        keep = KEEP_DEVICES if place.devices else {}
+        actor = ray.remote(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0.0),
+            resources=self._spec.placement.resources,
+            max_restarts=0,
+            runtime_env=keep,
+        )(TrainerHost)
+        strategy = PlacementGroupSchedulingStrategy(
+            self._reservation.group, placement_group_bundle_index=place.bundle
+        )
+        spec = self._spec
+        placed = actor.options(scheduling_strategy=strategy)
+        return placed.remote(spec.strategy_name, spec.config, spec.parcels)
+
+    async def _on_all(self, method: str, *args: Any) -> Any:
+        """Rank 0's answer, when all have answered. Large arguments are references: one copy for all."""
+        return (await self._on_each(method, [args] * len(self._hosts)))[0]
+
+    async def _on_each(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """The answers of all, by rank."""
+        if self._failure is not None:
+            raise self._failure
+        return await self._first_to_fail(
+            [getattr(host, method).remote(*args) for host, args in zip(self._hosts, arguments, strict=True)]
+        )
+
+    async def _first_to_fail(self, calls: Sequence[Any]) -> list[Any]:
+        answers = [asyncio.ensure_future(call) for call in calls]
+        self._num_calls += 1
+        try:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+            if any(_error(answer) is not None for answer in answers):
+                await _until_cause(answers)
+                self._failure = self._failure_of(answers)
+                self._end()
+                raise self._failure
+            return [answer.result() for answer in answers]
+        finally:
+            self._num_calls -= 1
+            for answer in answers:
+                answer.cancel()
+
+    def _failure_of(self, answers: Sequence[asyncio.Future[Any]]) -> EnvsdkError:
+        """The error of the rank that failed first; a rank that died or knows the cause comes first."""
+        failed = [(rank, error) for rank, answer in enumerate(answers) if (error := _error(answer))]
+        rank, error = min(failed, key=lambda pair: (not _is_death(pair[1]), not _is_cause(pair[1])))
+        who = f"{self._spec.key}: rank {rank} of {self.world_size}"
+        if _is_death(error):
+            return TrainerError(f"{who} died: {reason_of_death(error)}")
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, EnvsdkError):
+            return cause
+        return TrainerError(f"{who} failed with {type(cause).__name__}: {cause}\n{_remote_lines(error)}")
+
+    def _end(self) -> None:
+        for host in self._hosts:
+            ray.kill(host)
+        self._hosts = []
+        if self._reservation is not None:
+            self._reservation.release()
+            self._reservation = None
+
+
+async def _until_cause(answers: Sequence[asyncio.Future[Any]]) -> None:
+    """Wait a little for the failure that explains the others."""
+    deadline = time.monotonic() + CAUSE_GRACE_S
+    while not any(_is_cause(error) for answer in answers if (error := _error(answer))):
+        hanging = [answer for answer in answers if not answer.done()]
+        left = deadline - time.monotonic()
+        if not hanging or left <= 0:
+            return
+        await asyncio.wait(hanging, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _error(answer: asyncio.Future[Any]) -> BaseException | None:
+    return answer.exception() if answer.done() and not answer.cancelled() else None
+
+
+def _is_death(error: BaseException) -> bool:
+    return isinstance(error, ACTOR_DIED)
+
+
+def _is_cause(error: BaseException) -> bool:
+    """Whether it cannot be the mere loss of a peer."""
+    return _is_death(error) or isinstance(getattr(error, "cause", None) or error, EnvsdkError)
+
+
+def _remote_lines(error: BaseException) -> str:
+    """The lines of the rank's code that the error came through, without Ray's own."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    first = next((index for index, line in enumerate(lines) if line.lstrip().startswith("File ")), 0)
+    return "\n".join(line for line in lines[first:] if line.strip(" ^~"))

@@ -1,0 +1,81 @@
+"""The digest of sources changes with the code something is made by, and with nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from envsdk.base.store.source_digest import source_digest
+from envsdk.envs.frozen_lake import FrozenLakeEnv
+from envsdk.envs.sokoban.env import SokobanEnv
+
+Write = Callable[[str, str], None]
+CLASS = "from {base} import {name} as Base\n\nclass Env(Base):\n    pass\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes files of a package `mine`, which can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        importlib.invalidate_caches()
+
+    write("__init__.py", "")
+    yield write
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "theirs", "single"):
+            del sys.modules[name]
+
+
+def loaded(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def test_any_source_of_the_package_counts_and_nothing_else_in_it(package: Write) -> None:
+    package("env.py", CLASS.format(base="envsdk.envs.frozen_lake", name="FrozenLakeEnv"))
+    env = loaded("mine.env").Env
+    digest = source_digest([env])
+    assert source_digest([env]) == digest
+    package("levels.txt", "data")
+    assert source_digest([env]) == digest
+    package("maze.py", "WIDTH = 3")
+    assert source_digest([env]) != digest
+
+
+def test_bases_of_other_packages_count(package: Write, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("class Base:\n    pass\n")
+    package("env.py", CLASS.format(base="theirs", name="Base"))
+    env = loaded("mine.env").Env
+    digest = source_digest([env])
+    (tmp_path / "theirs.py").write_text("class Base:\n    size = 2\n")
+    assert source_digest([env]) != digest
+
+
+def test_functions_and_what_arguments_name_count(package: Write, tmp_path: Path) -> None:
+    (tmp_path / "single.py").write_text("def make():\n    pass\n")
+    make = loaded("single").make
+    package("tools.py", "")
+    config = {"tools": ["mine.tools:search"], "note": "Note: no module", "url": "http://x:1", "size": 3}
+    before = source_digest([make], config), source_digest([make])
+    package("tools.py", "def search(): ...")
+    after = source_digest([make], config), source_digest([make])
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+    (tmp_path / "single.py").write_text("def make():\n    return 1\n")
+    assert source_digest([make]) != after[1]
+
+
+def test_environments_that_ship_count_one_by_one() -> None:
+    assert source_digest([FrozenLakeEnv]) != source_digest([SokobanEnv])
+    assert source_digest([FrozenLakeEnv, SokobanEnv]) == source_digest([SokobanEnv, FrozenLakeEnv])
+    assert source_digest([]) == source_digest([loaded("envsdk.contracts.env").TextEnv])

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from envsdk.base import plugins
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.mock import MockEngine
+
+
+def test_a_plugin_is_found_by_its_registered_name_and_by_its_dotted_name() -> None:
+    assert plugins.load_plugin("envsdk.engines", "mock") is MockEngine
+    assert plugins.load_plugin("envsdk.engines", "envsdk.engines.mock:MockEngine") is MockEngine
+
+
+def test_the_names_of_a_group_are_sorted_and_an_unknown_group_has_none() -> None:
+    names = plugins.plugin_names("envsdk.engines")
+    assert "mock" in names
+    assert names == sorted(names)
+    assert plugins.plugin_names("envsdk.no_such_group") == []
+
+
+def test_a_misspelled_name_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean `mock`"):
+        plugins.load_plugin("envsdk.engines", "mok")
+
+
+def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"known: .*embedded.*mock"):
+        plugins.load_plugin("envsdk.engines", "zzzzzz")
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Thing", "envsdk.base.plugins:Missing"])
+def test_a_dotted_name_that_leads_nowhere_says_what_could_not_be_loaded(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name!r} cannot be loaded for envsdk.engines"):
+        plugins.load_plugin("envsdk.engines", name)
+
+
+def test_a_registered_plugin_whose_package_is_missing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = EntryPoint(name="gone", value="no_such_package.engine:Engine", group="envsdk.engines")
+    monkeypatch.setattr(plugins, "_entry_points", lambda group: {"gone": gone})
+    with pytest.raises(ConfigurationError, match=r"'gone' cannot be loaded .*no_such_package"):
+        plugins.load_plugin("envsdk.engines", "gone")
+
+
+def test_a_dotted_name_is_found_in_the_working_directory_as_with_python_m(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lying_here.py").write_text("class Thing: ...")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    assert plugins.load_plugin("envsdk.engines", "lying_here:Thing").__name__ == "Thing"

@@ -1,0 +1,56 @@
+"""Parts of the backends by themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from envsdk.rewards.sandbox.bubblewrap.backend import advice
+from envsdk.rewards.sandbox.bubblewrap.state import measure
+from envsdk.rewards.sandbox.remote import END_ALL
+
+
+def test_the_advice_fits_the_problem() -> None:
+    assert "0.8 or newer" in advice("bwrap: Unknown option --disable-userns")
+    assert "apparmor" in advice("unshare: unshare failed: Operation not permitted")
+    assert "another sandbox backend" in advice("something else")
+
+
+FORKING = f"""\
+sleep 600 & keep=$!
+setsid sleep 601 &
+(trap '' TERM HUP; while :; do sleep 0.01 & done) &
+sleep 0.5
+{END_ALL}
+for try in $(seq 100); do  # what was killed still needs a core to end
+    left=
+    for process in /proc/[0-9]*; do
+        [ "$process" = /proc/1 ] || [ "$process" = /proc/$$ ] || [ "$process" = "/proc/$keep" ] ||
+            left+=$(tr '\\0' ' ' < "$process/cmdline")
+    done 2> /dev/null
+    [ -n "$left" ] || break
+    sleep 0.1
+done
+echo "left: $left"
+grep State "/proc/$keep/status"
+"""
+
+
+def test_the_process_that_waits_is_spared_and_no_other() -> None:
+    """Where it is not the first one, as on Modal."""
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    command = [*alone, "bash", "-c", 'bash -c "$1"; exit', "bash", FORKING]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["left:", "State:", "S", "(sleeping)"]
+
+
+def test_what_is_measured_is_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/file").write_bytes(bytes(100_000))
+    (tmp_path / "a/link").symlink_to("/")
+    (tmp_path / "a/sparse").touch()
+    os.truncate(tmp_path / "a/sparse", 1 << 30)
+    usage = measure([tmp_path, tmp_path / "missing"])
+    assert usage.files == 5
+    assert 100_000 <= usage.bytes < 200_000

@@ -1,0 +1,118 @@
+"""Conversations to learn from, wherever they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk.collect import collect
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
+from envsdk.rollouts.datasets.selection import EpisodeFilters
+from envsdk.trainers.warm_start.fine_tuning import split_held_out
+
+CHAT = [
+    {"role": "user", "content": "Where?"},
+    {"role": "assistant", "content": "There."},
+]
+
+
+def test_a_collection_its_messages_and_both_forms_of_files_say_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "demos"
+    collect(
+        "envsdk/FrozenLake-v1", folder, num_episodes=30, epsilon=0.5, formats=["messages", "messages-parquet"]
+    )
+    sources = [
+        folder,
+        folder / "messages",
+        folder / "messages-parquet",
+        folder / "messages" / "part-00000.jsonl",
+    ]
+    read = [[each.messages for each in read_conversations([source])] for source in sources]
+    assert read[0] == read[1] == read[2]
+    assert read[3] == read[0][: len(read[3])]
+    assert len(read[0]) == 30
+    solved = list(read_conversations([folder], EpisodeFilters(success_only=True)))
+    assert 0 < len(solved) < 30
+    assert len(list(read_conversations([folder, folder / "messages"]))) == 60
+
+
+def test_contents_in_parts_are_joined_and_chats_without_a_reply_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    parts = [{"type": "text", "text": "Whe"}, {"type": "text", "text": "re?"}]
+    rows = [
+        {"messages": [{"role": "user", "content": parts}, CHAT[1]], "source": "x"},
+        {"messages": CHAT[:1]},
+        {"messages": []},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert [each.messages for each in read_conversations([path])] == [CHAT]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("chats.jsonl", "{\n", "line 1 is not JSON"),
+        ("chats.jsonl", "[]\n", 'row 1 is no {"messages"'),
+        ("chats.jsonl", '{"messages": "hello"}', "row 1 is no"),
+        ("chats.jsonl", '{"messages": [{"role": "user"}]}', "row 1, message 0 must have a `role` and a text"),
+        (
+            "chats.jsonl",
+            '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}',
+            "must have a `role`",
+        ),
+        ("chats.txt", "", "must be a .jsonl or .parquet file"),
+        ("chats.parquet", "nonsense", "cannot read"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(
+    tmp_path: Path, name: str, content: str, expected: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigurationError, match=name) as refused:
+        list(read_conversations([tmp_path / name]))
+    assert expected in str(refused.value)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no"):
+        list(read_conversations([tmp_path / "nowhere"]))
+    with pytest.raises(ConfigurationError, match="is no data set"):
+        list(read_conversations([tmp_path]))
+    pq.write_table(pa.table({"text": ["a"], "label": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(ConfigurationError, match="no column `messages`; it has text, label"):
+        list(read_conversations([tmp_path]))
+
+
+def test_messages_cannot_be_filtered_by_success(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}))
+    with pytest.raises(ConfigurationError, match="tell no outcome"):
+        list(read_conversations([tmp_path], EpisodeFilters(success_only=True)))
+
+
+def chat(question: str, answer: str) -> Conversation:
+    return Conversation(
+        messages=[{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    )
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=30), st.integers(0, 5))
+def test_no_task_is_learned_and_held_out(chats: list[tuple[str, str]], seed: int) -> None:
+    conversations = [chat(*each) for each in chats]
+    learned, held_out = split_held_out(conversations, share=0.5, seed=seed)
+    assert len(learned) + len(held_out) == len(conversations)
+    assert not {each.task for each in learned} & {each.task for each in held_out}
+    again = split_held_out(list(reversed(conversations)), share=0.5, seed=seed)
+    assert {each.task for each in again[1]} == {each.task for each in held_out}
+
+
+def test_the_share_that_is_held_out_is_about_what_was_asked_for() -> None:
+    conversations = [chat(str(number), "yes") for number in range(2000)]
+    assert 150 < len(split_held_out(conversations, share=0.1, seed=42)[1]) < 250
+    assert split_held_out(conversations, share=0.0, seed=42)[1] == []

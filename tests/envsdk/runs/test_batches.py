@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.contracts.failures import Boundary, Failure, TrainerError
+from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
+from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
+
+
+def episode(
+    reward: float,
+    *,
+    group: int = 0,
+    tag: str = "Lake",
+    version: int = 3,
+    failed: bool = False,
+    turns: int = 2,
+) -> Trajectory:
+    log = TokenLog()
+    played = []
+    for turn in range(turns):
+        log.append_prompt([1, 2])
+        start = len(log)
+        log.append_sampled([3], [-0.5], [VersionSpan(version=version + turn, start=0, end=1)])
+        is_last = turn == turns - 1
+        played.append(
+            Turn(
+                observation="o",
+                reply="r",
+                reward=reward if is_last else 0.0,
+                response_start=start,
+                response_end=len(log),
+                metrics={"action_is_valid": float(is_last)},
+            )
+        )
+    failure = Failure(boundary=Boundary.ENGINE, kind="turn_timeout", message="late") if failed else None
+    return Trajectory(
+        trajectory_id=f"train-{id(log)}",
+        group_id=group,
+        task=Task(tag=tag, split="train", index=group),
+        seed=0,
+        outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
+        success=reward > 0 and not failed,
+        turns=played,
+        tokens=log.arrays(),
+        failure=failure,
+        started_at=0.0,
+        ended_at=1.0,
+    )
+
+
+def test_a_batch_without_a_sampled_token_is_an_error_that_says_so() -> None:
+    batch = [episode(1.0, turns=0), episode(0.0, failed=True)]
+    with pytest.raises(TrainerError, match="nothing to learn from in a batch of 2 episodes: 1 failed"):
+        learnable(batch)
+
+
+def test_a_failed_member_is_left_out_of_batch_and_baseline() -> None:
+    group = [episode(1.0), episode(0.0), episode(0.0, failed=True), episode(0.0)]
+    members = learnable(group)
+    assert len(members) == 3
+    batch = prepare_batch(AlgorithmArgs(grpo_normalize_std=False), 7, members, ModelScores()).batch
+    assert batch.step == 7
+    first = [float(s.advantages[s.response_mask == 1][0]) for s in batch.sequences]
+    assert first == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    for sequence in batch.sequences:
+        assert not sequence.advantages[sequence.response_mask == 0].any()
+
+
+def test_masked_trajectories_are_not_in_the_batch_and_their_rewards_count() -> None:
+    def cut(trajectory):
+        return replace(
+            trajectory, turns=[replace(t, finish_reason=FinishReason.LENGTH) for t in trajectory.turns]
+        )
+
+    group = [episode(1.0), cut(episode(0.0)), episode(0.0)]
+    args = AlgorithmArgs(grpo_normalize_std=False, max_len_mask=True)
+    prepared = prepare_batch(args, 0, group, ModelScores())
+    kept = [group[0].trajectory_id, group[2].trajectory_id]
+    assert [s.trajectory_id for s in prepared.batch.sequences] == kept
+    first = [float(s.advantages[s.response_mask == 1][0]) for s in prepared.batch.sequences]
+    assert first == pytest.approx([2 / 3, -1 / 3])
+    assert prepared.metrics["advantage/masked_max_len"] == pytest.approx(1 / 3)
+    assert prepared.metrics["advantage/masked"] == pytest.approx(1 / 3)
+    assert prepared.nothing_left == ""
+
+
+def test_a_batch_that_masks_empty_says_which_did() -> None:
+    args = AlgorithmArgs(difficulty_mask=True, max_len_mask=True)
+    prepared = prepare_batch(args, 0, [episode(1.0), episode(1.0)], ModelScores())
+    assert prepared.batch.sequences == []
+    assert "all 2 trajectories" in prepared.nothing_left
+    assert "max_len_mask 0, difficulty_mask 2" in prepared.nothing_left
+    assert "advantage/mean" not in prepared.metrics
+
+
+def test_scores_go_with_their_sequence() -> None:
+    members = [episode(1.0), episode(0.0, turns=3)]
+    asked = token_ids(members, with_end=True)
+    values = [np.full(len(ids), index, np.float32) for index, ids in enumerate(asked)]
+    batch = prepare_batch(AlgorithmArgs(adv_estimator="gae"), 0, members, ModelScores(values=values)).batch
+    for index, sequence in enumerate(batch.sequences):
+        assert sequence.old_values is not None
+        assert sequence.returns is not None
+        assert sequence.old_values.tolist() == [index] * len(sequence.ids)
+        assert len(sequence.returns) == len(sequence.ids)
+        assert sequence.trajectory_id == members[index].trajectory_id
+
+
+def test_an_episode_that_was_cut_off_keeps_the_value_of_its_future() -> None:
+    ended, cut_off = episode(1.0), replace(episode(1.0), outcome=Outcome.TRUNCATED)
+    asked = token_ids([ended, cut_off], with_end=True)
+    assert [len(ids) for ids in asked] == [len(ended.tokens) + 1, len(cut_off.tokens) + 1]
+    values = [np.zeros(len(ids), np.float32) for ids in asked]
+    for each in values:
+        each[-1] = 8.0
+    args = AlgorithmArgs(adv_estimator="gae", gamma=0.5, lambd=1.0)
+    batch = prepare_batch(args, 0, [ended, cut_off], ModelScores(values=values)).batch
+    found = [s.advantages[s.response_mask == 1].tolist() for s in batch.sequences]
+    assert found == [[0.5, 1.0], [0.5 + 0.25 * 8, 1.0 + 0.5 * 8]]
+    targets = batch.sequences[1].returns
+    assert targets is not None
+    assert targets[cut_off.tokens.response_mask == 1].tolist() == [2.5, 5.0]
+
+
+def test_states_are_compared_by_the_hashes_the_turns_carry() -> None:
+    def visited(reward, *hashes):
+        trajectory = episode(reward, turns=len(hashes))
+        turns = [replace(t, state_hash=h) for t, h in zip(trajectory.turns, hashes, strict=True)]
+        return replace(trajectory, turns=turns)
+
+    args = AlgorithmArgs(adv_estimator="gigpo", grpo_normalize_std=False)
+    batch = prepare_batch(args, 0, [visited(1.0, "s", "a"), visited(0.0, "s", "b")], ModelScores()).batch
+    found = [s.advantages[s.response_mask == 1].tolist() for s in batch.sequences]
+    assert found == [[1.0, 0.5], [-1.0, -0.5]]
+    with pytest.raises(ValueError, match="hash of the state"):
+        prepare_batch(args, 0, [episode(1.0), episode(0.0)], ModelScores())
+
+
+def test_the_critic_warms_up_for_the_first_steps_of_the_run() -> None:
+    args = AlgorithmArgs(adv_estimator="gae", critic_warmup=2)
+    steps = [prepare_batch(args, step, [], ModelScores()).batch.critic_only for step in range(4)]
+    assert steps == [True, True, False, False]
+
+
+def test_the_weight_of_the_kl_penalty_follows_the_divergence() -> None:
+    members = [episode(1.0), episode(0.0)]
+    sizes = [len(m.tokens) for m in members]
+    scores = ModelScores(
+        logprobs=[np.full(size, -1.0, np.float32) for size in sizes],
+        reference_logprobs=[np.full(size, -1.5, np.float32) for size in sizes],
+    )
+    fixed = prepare_batch(AlgorithmArgs(init_kl_coef=0.1), 0, members, scores, kl_coef=0.3)
+    assert fixed.kl_coef == 0.3
+    args = AlgorithmArgs(init_kl_coef=0.1, target_kl=0.1, kl_horizon=20)
+    prepared = prepare_batch(args, 0, members, scores)
+    assert prepared.metrics["kl_reward/coef"] == 0.1
+    assert prepared.metrics["kl_reward/kl_per_token"] == pytest.approx(0.5)
+    assert prepared.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
+    later = prepare_batch(args, 1, members, scores, kl_coef=prepared.kl_coef)
+    assert later.metrics["kl_reward/coef"] == prepared.kl_coef
+
+
+def test_metrics_count_outcomes_by_tag_and_never_score_a_failure() -> None:
+    groups = [
+        [episode(1.0, version=3), episode(0.0, version=4)],
+        [episode(1.0, group=1, tag="Room", version=4), episode(0.0, group=1, tag="Room", failed=True)],
+    ]
+    batch = RolloutBatch(
+        version=4,
+        groups=groups,
+        ledger_counts={"stale": 2},
+        failures={"engine/turn_timeout": 1},
+        discarded_tokens=9,
+    )
+    metrics = rollout_metrics(batch)
+    assert metrics["success/Lake"] == 0.5
+    assert metrics["success/Room"] == 1.0
+    assert metrics["success/mean"] == 0.75
+    assert metrics["staleness/max"] == 1
+    assert metrics["staleness/count_0"] == 2
+    assert metrics["staleness/count_1"] == 1
+    assert metrics["rollout/valid_share"] == 0.75
+    assert metrics["rollout/zero_variance_groups_share"] == 0.5
+    assert metrics["env/action_is_valid"] == 0.5
+    assert metrics["failures/engine/turn_timeout"] == 1
+    assert metrics["ledger/stale"] == 2
+    assert metrics["waste/tokens"] == 9
+
+
+def test_an_evaluation_reports_how_many_episodes_it_rests_on() -> None:
+    metrics = validation_metrics(
+        RolloutBatch(version=0, groups=[[episode(1.0)], [episode(0.0, failed=True)]])
+    )
+    assert metrics["val/episodes"] == 1
+    assert metrics["val/failed"] == 1
+    assert (metrics["val/num_scored/Lake"], metrics["val/num_failed/Lake"]) == (1, 1)
+    assert [name for name in metrics if name.startswith("val/failures/")] != []
+    assert metrics["val/success/mean"] == 1.0
+
+
+def test_a_batch_of_failures_alone_has_metrics_too() -> None:
+    metrics = rollout_metrics(RolloutBatch(version=0, groups=[[episode(0.0, failed=True)]]))
+    assert not {"reward/mean", "success/mean"} & metrics.keys()  # never scored 0
+    assert metrics["rollout/num_failed/Lake"] == 1
+    assert metrics["rollout/valid_share"] == 0.0

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from envsdk.config.loading import load_config
+from envsdk.contracts.failures import EnvsdkError, Interrupted
+from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.runs.run_end import ending_of
+from envsdk.runs.step_log import StepLog
+from envsdk.tracking import Ending, open_trackers, read_metrics
+from envsdk.tracking.timeline import Timeline, Track
+from tests.envsdk.tracking.episodes import episode
+
+ROOT = Path(__file__).parents[3]
+
+
+class Batches:
+    """A source of batches without engines of its own."""
+
+    async def look_at_engines(self) -> None:
+        return None
+
+
+async def play(folder: Path, first_step: int) -> None:
+    """One step, with an evaluation of one episode, and the end of the run."""
+    loaded = load_config(
+        ROOT / "examples/agentic_async.yaml",
+        [f"output_dir={folder}", "exp_name=lake", "trackers=[jsonl]", "prices={policy: {input: 1e6}}"],
+    )
+    run_dir = loaded.config.run_folder
+    run_dir.mkdir(parents=True, exist_ok=True)
+    display = SimpleNamespace(note=lambda text: None, step=lambda summary: None)
+    tracker = open_trackers(loaded.config.trackers, run_dir, loaded.config.tracker_args)
+    with Timeline(run_dir / "timeline.json") as timeline:
+        log = StepLog(
+            loaded.config,
+            cast(Any, Batches()),
+            first_step=first_step,
+            tracker=cast(Any, tracker),
+            timeline=timeline,
+            display=cast(Any, display),
+        )
+        batch = RolloutBatch(version=first_step, groups=[[episode()]], discarded_tokens=100)
+        log.played(batch)
+        log.metrics["time/step_s"] = 1.0
+        await log.step_done(first_step, batch)
+    tracker.close()
+
+
+async def test_a_step_is_charged_with_its_evaluation_and_a_continued_run_adds_to_the_total(
+    tmp_path: Path,
+) -> None:
+    for first_step in (0, 1):
+        await play(tmp_path, first_step)
+    first, second = read_metrics(tmp_path / "lake" / "metrics.jsonl")
+    assert first["cost/input_tokens"] == 60.0
+    assert first["cost/output_tokens"] == 118.0
+    assert (first["cost/total"], second["cost/total"]) == (60.0, 120.0)
+
+
+def test_a_time_is_right_when_the_clock_is_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    day, since_boot = iter([1e6, 0.0, 2e6, 9e6]), iter([0.0, 10.0, 13.0, 20.0, 21.0])
+    clock = SimpleNamespace(time=lambda: next(day), monotonic=lambda: next(since_boot))
+    monkeypatch.setattr("envsdk.runs.step_log.time", clock)
+    monkeypatch.setattr("envsdk.runs.step_log.cost_meter", lambda *_: None)
+    spans: list[tuple[float, float]] = []
+    timeline = SimpleNamespace(span=lambda track, name, start, end, **_: spans.append((start, end)))
+    nothing = cast(Any, None)
+    log = StepLog(
+        nothing, nothing, first_step=0, tracker=nothing, timeline=cast(Any, timeline), display=nothing
+    )
+    for _ in range(2):
+        with log.timed("train", Track.TRAINER, 0):
+            next(day, None)
+    assert log.metrics == {"time/train_s": 4.0}
+    assert spans == [(1e6, 1e6 + 3), (2e6, 2e6 + 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [(Interrupted("stopped"), Ending.STOPPED), (KeyboardInterrupt(), Ending.STOPPED),
+     (EnvsdkError("broken"), Ending.FAILED)],
+)  # fmt: skip
+def test_what_the_user_stops_has_not_failed(error: BaseException, ending: Ending) -> None:
+    assert ending_of(error)[0] == ending

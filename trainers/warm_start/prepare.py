@@ -1,0 +1,443 @@
+"""`pretrain: embedded_default`: the tiny policy, made once and kept.
+
+    collect demonstrations -> tokenizer from their text -> random weights -> behavior cloning -> rename
+
+The demonstrator is the environments' own oracle, or another scripted policy, made imperfect: a share
+`epsilon` of its moves is random. The clone therefore knows the game and plays it badly, which is what
+reinforcement learning needs: successes to reinforce, and room above them.
+
+    folder = prepare_policy(load_config("agentic_async.yaml").config)
+
+The folder's name is a hash of everything that decides its content, including the environments' sources. It
+lies in `$ENVSDK_CACHE`, or in `envsdk` in the user's cache folder. It is written under another name and
+renamed, so it is complete or absent; processes that want the same policy wait for the one that makes it. A
+kill costs at most the cloning: demonstrations are kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+import envsdk
+from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.episode_progress import EpisodeProgress
+from envsdk.base.registry import load_entry_point
+from envsdk.base.registry import spec as registered
+from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.cache import cache_folder
+from envsdk.base.store.file_lock import wait_for_lock
+from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
+from envsdk.base.store.source_digest import source_digest
+from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.config.rlvr import PROMPTS_ENV, source_of
+from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.prompts import AgentPrompts, conversation, own_history
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rewards.prompt_data.opening import open_prompts
+from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
+from envsdk.rollouts.play.player import MODEL, Player, make_player
+from envsdk.rollouts.play.policies import OraclePolicy, policy_class
+from envsdk.rollouts.play.source import resolve_source
+from envsdk.trainers.warm_start.imitation import Demonstration, imitate, imitation_trainer, tokens_of
+from envsdk.trainers.warm_start.tiny_policy import (
+    build_tokenizer,
+    check_pieces,
+    write_random_model,
+    write_tokenizer,
+)
+
+if TYPE_CHECKING:
+    from envsdk.config import RunConfig, WarmStartArgs
+    from envsdk.managers.traj_env_manager import TagSetup
+    from envsdk.trainers.sft_trainer import SftTrainer
+
+RECORD = "warm_start.json"
+"""File next to the weights: the recipe of the policy, and how well it imitates."""
+
+_RECIPE = 1
+"""Raised when the same settings would give another policy."""
+_PRINT_EVERY_S = 5.0
+_OnPlayed = Callable[[int, int, int, object], None]
+"""Called with the numbers of episodes, successes and failures, and one failure."""
+_HOPELESS = 32
+"""With so many failed demonstrations of the last tag and no other of any, no more are played."""
+
+
+def prepare_policy(config: RunConfig, *, console: Console | None = None, device: str = "cpu") -> Path:
+    """The folder of the tiny policy that `config` describes; made if it is not there yet.
+
+    `device` is the torch device on which it is cloned; a policy that is there is taken as it is.
+    Shows progress on stderr. Raises ConfigurationError when a tag's environment has no oracle or its
+    first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
+    """
+    console = console or TerminalConsole(file=sys.stderr)
+    description = _describe(config)
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+    parent = cache_folder() / "policies"
+    folder = parent / digest
+    if (folder / RECORD).is_file():
+        console.print(f"warm start: {folder}", highlight=False, soft_wrap=True)
+        return folder
+    make_folder(parent)
+    with _lock(parent / f".{digest}.lock", console):
+        if not (folder / RECORD).is_file():
+            _make(config, description, folder, console, device)
+    return folder
+
+
+def demonstration(
+    trajectory: Trajectory, chat: ChatTokenizer, prompts: AgentPrompts, setup: TagSetup, sequence_length: int
+) -> Demonstration | None:
+    """The tokens of one episode, cut after the last turn that fits; None when not even the first does."""
+    messages = conversation(
+        trajectory.turns, prompts, max_turns=setup.max_turns, max_new_tokens=setup.max_new_tokens
+    )
+    return tokens_of(messages, chat, sequence_length)
+
+
+def _describe(config: RunConfig) -> dict[str, Any]:
+    """All that decides the policy, as JSON."""
+    args = config.warm_start
+    try:
+        check_pieces(args.pieces)
+    except ValueError as error:
+        raise ConfigurationError(f"warm_start.pieces: {error}") from None
+    settings = args.model_dump(mode="json")
+    if not args.pieces:
+        del settings["pieces"]
+    if args.demonstrator == OraclePolicy.name:
+        del settings["demonstrator"]
+    elif args.demonstrator in (MODEL, ENDPOINT):
+        raise ConfigurationError(
+            f"warm_start.demonstrator: `{args.demonstrator}` needs a model, and there is none yet; "
+            "name a policy without one, such as oracle"
+        )
+    player = _demonstrator(config, config.train_env_manager.tags)
+    prompts = _prompts_digest(config)
+    return {
+        "recipe": _RECIPE,
+        "envsdk": envsdk.__version__,
+        "sequence_length": config.sequence_length,
+        "warm_start": settings,
+        "episodes": _num_episodes(config),
+        "demonstrator": player.describe(),
+        "sources": _sources(config),
+        **({"prompts": prompts} if prompts else {}),
+    }
+
+
+def _num_episodes(config: RunConfig) -> Mapping[str, int]:
+    """Demonstrations by tag, in the order in which tags are played."""
+    return resolve_source(config).episodes_by_tag(config.warm_start.num_episodes, split="train", tags=None)
+
+
+def _prompts_digest(config: RunConfig) -> dict[str, str]:
+    """Digests by tag, which change with the rows of prompt data that the demonstrations may answer."""
+    found = {}
+    for tag in config.train_env_manager.tags:
+        env = config.custom_envs[tag]
+        if env.env_type == PROMPTS_ENV:
+            prompts = open_prompts(source_of(env.env_config))
+            seed = env.env_config.get("order_seed", 0) if env.env_config.get("shuffle") else None
+            digest = hashlib.sha256()
+            for number in range(min(len(prompts), config.warm_start.num_episodes)):
+                row = prompts[prompts.nth(number, seed=seed)]
+                content = [list(row.messages), dict(row.fields)]
+                digest.update(json.dumps(content, sort_keys=True, default=str).encode())
+            found[tag] = digest.hexdigest()[:16]
+    return found
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    args = config.warm_start
+    return {
+        "source": config,
+        "num_episodes": args.num_episodes,
+        "policy": args.demonstrator,
+        "epsilon": args.epsilon,
+        "seed": args.seed,
+    }
+
+
+def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+    try:
+        return make_player(
+            resolve_source(config), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+        )
+    except ConfigurationError as error:
+        if config.warm_start.demonstrator != OraclePolicy.name:
+            raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
+        raise ConfigurationError(
+            f"pretrain: {EMBEDDED_DEFAULT} is warm-started by the environments' own oracles, and one cannot "
+            f"play ({error}); set `pretrain` to the folder of a model instead"
+        ) from error
+
+
+def _sources(config: RunConfig) -> str:
+    """Sources of the environments and the demonstrator: other code plays other games."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    environments = [load_entry_point(registered(tag.env_type)) for tag in tags]
+    demonstrator = policy_class(config.warm_start.demonstrator)
+    return source_digest([*environments, demonstrator], [tag.env_config for tag in tags])
+
+
+def _make(
+    config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console, device: str
+) -> None:
+    started = time.monotonic()
+    work = folder.parent / f".{folder.name}.work"
+    for line in _announced(config, description, folder):
+        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
+    trajectories = _collect(config, work / "demonstrations", console)
+    unfinished = work / "policy"
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        score = _clone(config, trajectories, unfinished, console, device)
+        solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
+        took = time.monotonic() - started
+        record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
+        write_json_atomically(unfinished / RECORD, record)
+        # One without a record was damaged by hand; a rename onto it would fail.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(unfinished, folder)
+        fsync_folder(folder.parent)
+    except OSError as error:
+        raise storage_error("write", folder, error) from error
+    shutil.rmtree(work, ignore_errors=True)
+    console.print(
+        f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
+        f"predicted with cross entropy {score['loss']:.3f} per token",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _announced(config: RunConfig, description: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """What is made, and what would do instead."""
+    tags = description["demonstrator"]["tags"]
+    yield (
+        f"making a tiny policy for {', '.join(tags)} once, in {folder}: "
+        f"{config.warm_start.num_episodes:,} demonstrations, then imitation"
+    )
+    for file in sorted(folder.parent.glob(f"*/{RECORD}")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            other = json.loads(file.read_bytes())
+            known = other["demonstrator"]["tags"]
+            if tags.items() <= known.items() and other["sequence_length"] >= config.sequence_length:
+                names = ", ".join(known)
+                yield f"there is one for {names} already: to take that instead, pretrain={file.parent}"
+                return
+
+
+def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
+    num_failed, some_succeed = 0, False
+    # Tags are played one after the other: one that cannot be demonstrated says nothing of the next.
+    *before, last = _num_episodes(config).values()
+    hopeless = sum(before) + min(last, _HOPELESS)
+
+    def on_played(num_episodes: int, num_successes: int, failures: int, reason: object) -> None:
+        nonlocal num_failed, some_succeed
+        progress.played(num_episodes, num_successes, failures)
+        num_failed += failures
+        some_succeed = some_succeed or failures < num_episodes
+        if num_failed >= hopeless and not some_succeed:
+            raise ConfigurationError(
+                f"warm_start: the first {num_failed} demonstrations all failed, one with {reason}"
+            )
+
+    with EpisodeProgress(
+        "warm start: demonstrations", total=config.warm_start.num_episodes, console=console
+    ) as progress:
+        try:
+            import pyarrow  # noqa: F401
+        except ModuleNotFoundError:
+            trajectories = _played(config, on_played)
+        else:
+            trajectories = _kept(config, out, progress, on_played)
+    usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
+    if not usable:
+        raise ConfigurationError(
+            f"warm_start: not one of {len(trajectories)} demonstrations has an outcome; "
+            f"the first failed with {trajectories[0].failure}"
+        )
+    for line in _left_out(trajectories):
+        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
+    return usable
+
+
+def _left_out(trajectories: Sequence[Trajectory]) -> Iterator[str]:
+    """How many demonstrations of each tag cannot be imitated, and why, for example."""
+    for tag in dict.fromkeys(trajectory.task.tag for trajectory in trajectories):
+        own = [trajectory for trajectory in trajectories if trajectory.task.tag == tag]
+        failures = [trajectory.failure for trajectory in own if trajectory.failure is not None]
+        if failures:
+            yield (
+                f"{len(failures)} of {len(own)} demonstrations of {tag} are left out; the first failed with "
+                f"{failures[0]}"
+            )
+
+
+def _kept(config: RunConfig, out: Path, progress: EpisodeProgress, on_played: _OnPlayed) -> list[Trajectory]:
+    """Demonstrations that lie in `out`, those of a killed call among them."""
+    from envsdk.base.store.trajectories import read_trajectories
+    from envsdk.rollouts.play.collection import CollectOptions, collect
+
+    collection = collect(
+        CollectOptions.of(**_options(config), out=out),
+        on_start=progress.start,
+        on_played=lambda p: on_played(p.num_episodes, p.num_successes, p.num_failed, p.failure),
+    )
+    return [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
+
+
+def _played(config: RunConfig, on_played: _OnPlayed) -> list[Trajectory]:
+    """The same demonstrations where there is no PyArrow to keep them."""
+    counts = _num_episodes(config)
+    plans = plan_shards(counts, split="train", shard_size=usual_shard_size(sum(counts.values())))
+    played: dict[int, Trajectory] = {}
+
+    def ended(position: int, trajectory: Trajectory) -> None:
+        played[position] = trajectory
+        on_played(1, trajectory.success, trajectory.failure is not None, trajectory.failure)
+
+    _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
+    return [played[position] for position in sorted(played)]
+
+
+def _clone(
+    config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console, device: str
+) -> dict[str, float]:
+    """Write the tokenizer, the random model and then the cloned weights into `folder`."""
+    args = config.warm_start
+    setups = _setups(config)
+    tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=_pieces(config))
+    write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
+    write_random_model(
+        folder,
+        tokenizer,
+        hidden_size=args.hidden_size,
+        num_layers=args.num_layers,
+        num_heads=args.num_heads,
+        sequence_length=config.sequence_length,
+        seed=args.seed,
+    )
+    chat = ChatTokenizer.load(folder)
+    demonstrations = _tokenize(trajectories, chat, setups, config.sequence_length)
+    num_steps = args.epochs * -(-len(demonstrations) // args.batch_size)
+    trainer = imitation_trainer(
+        folder,
+        sequence_length=config.sequence_length,
+        seed=args.seed,
+        num_steps=num_steps,
+        learning_rate=args.learning_rate,
+        strategy_config={"device": device},
+    )
+    score = _imitate(trainer, demonstrations, args, num_steps, console)
+    trainer.save_pretrained(folder)
+    return {**score, "num_parameters": float(sum(p.numel() for _, p in trainer.model.parameters()))}
+
+
+def _setups(config: RunConfig) -> dict[str, TagSetup]:
+    from envsdk.managers.wiring import tag_setups
+
+    return tag_setups(config, config.train_env_manager)
+
+
+def _pieces(config: RunConfig) -> list[str]:
+    """Regular expressions of single tokens: those of the file, then those of its environments."""
+    tags = [config.custom_envs[tag] for tag in config.train_env_manager.tags]
+    declared = [piece for tag in tags for piece in registered(tag.env_type).text_pieces]
+    return list(dict.fromkeys([*config.warm_start.pieces, *declared]))
+
+
+def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -> Iterator[str]:
+    """All that a policy reads and writes, as far as the vocabulary is concerned."""
+    for setup in setups.values():
+        yield setup.prompts.system
+        yield setup.prompts.user(
+            observation="", turn_index=0, num_actions_left=0, max_response_length=setup.max_new_tokens
+        )
+    for trajectory in trajectories:
+        yield from (message["content"] for message in own_history(trajectory.turns))
+        for turn in trajectory.turns:
+            yield turn.observation
+            yield turn.reply
+
+
+def _tokenize(
+    trajectories: Sequence[Trajectory],
+    chat: ChatTokenizer,
+    setups: Mapping[str, TagSetup],
+    sequence_length: int,
+) -> list[Demonstration]:
+    demonstrations = []
+    for trajectory in trajectories:
+        setup = setups[trajectory.task.tag]
+        demo = demonstration(trajectory, chat, setup.prompts, setup, sequence_length)
+        if demo is None:
+            raise ConfigurationError(
+                f"sequence_length={sequence_length} is too short for the first turn of tag "
+                f"{trajectory.task.tag}: raise it, or shorten the tag's prompts"
+            )
+        demonstrations.append(demo)
+    return demonstrations
+
+
+def _imitate(
+    trainer: SftTrainer,
+    demonstrations: Sequence[Demonstration],
+    args: WarmStartArgs,
+    num_steps: int,
+    console: Console,
+) -> dict[str, float]:
+    """Behavior cloning; returns loss and accuracy per token, averaged over the last tenth of the steps."""
+    tail: list[dict[str, float]] = []
+    printed_at = time.monotonic()
+    with console.status("") as status:
+        steps = imitate(
+            trainer, demonstrations, batch_size=args.batch_size, epochs=args.epochs, seed=args.seed
+        )
+        for step, metrics in steps:
+            if step > 0.9 * num_steps:
+                tail.append(metrics)
+            line = f"warm start: imitating, step {step}/{num_steps}, loss {metrics['sft/loss']:.3f}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() - printed_at >= _PRINT_EVERY_S:
+                printed_at = time.monotonic()
+                console.print(line, highlight=False)
+    return {
+        name: float(np.mean([metrics[f"sft/{name}"] for metrics in tail])) for name in ("loss", "accuracy")
+    }
+
+
+@contextmanager
+def _lock(path: Path, console: Console) -> Iterator[None]:
+    """One maker at a time; the lock goes with the process, however it ends."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("w"))
+            try:
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, 0.0)
+            except BlockingIOError:
+                console.print("warm start: another process is making this policy, waiting", highlight=False)
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, math.inf)
+        except OSError as error:
+            raise storage_error("lock", path, error) from error
+        yield
