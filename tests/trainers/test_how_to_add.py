@@ -107,15 +107,15 @@ def test_what_an_estimator_of_ones_own_declares_is_held_against_the_file(
 
 
 EDITS = {
-    "inference/sampling.py": [
+    "engines/sampling.py": [
         ("    min_p: MinP = 0.0\n", "    top_a: MinP = 0.0\n    min_p: MinP = 0.0\n"),
         ("self.min_p > 0)", "self.min_p > 0 or self.top_a > 0)"),
     ],
     "config/section.py": [("    min_p: MinP = 0.0\n", "    top_a: MinP = 0.0\n    min_p: MinP = 0.0\n")],
-    "inference/endpoint/wire.py": [
+    "engines/endpoint/wire.py": [
         ("    min_p: MinP | None = None\n", "    top_a: MinP | None = None\n    min_p: MinP | None = None\n")
     ],
-    "inference/embedded/sampling.py": [
+    "engines/embedded/sampling.py": [
         (
             '    outside |= ordered < ordered[:, :1] + shape["min_p"].log()\n',
             '    outside |= ordered < ordered[:, :1] + shape["min_p"].log()\n'

@@ -26,16 +26,12 @@ LAST = 9
 
 
 class Held:
-    """Stands for the weights of the engines, and for the engines."""
+    """Stands for the weights of the engines."""
 
     weights: Any = None
 
     def hold(self, weights: Any) -> None:
         self.weights = weights
-
-    @asynccontextmanager
-    async def weights_moving(self) -> AsyncIterator[None]:
-        yield
 
 
 class NumberReader:
@@ -62,7 +58,11 @@ class Cluster:
     async def start(self) -> None:
         self._trainer.publish(0, Path("0"))
 
-    async def publish(self, version: int) -> None:
+    @asynccontextmanager
+    async def weights_moving(self) -> AsyncIterator[None]:
+        yield
+
+    async def give_weights(self, version: int) -> None:
         assert self.engines.weights == {"number": version}
 
     async def validate(self, version: int, step: int) -> RolloutBatch:

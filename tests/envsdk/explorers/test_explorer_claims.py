@@ -37,7 +37,7 @@ class Cluster:
     async def call(self, awaitable: Any) -> Any:
         return await awaitable
 
-    async def publish(self, version: int) -> None:
+    async def give_weights(self, version: int) -> None:
         self.versions.put_nowait(version)
 
     def weights_moving(self) -> asyncio.Lock:
