@@ -72,7 +72,7 @@ def test_what_is_returned_arrives_as_the_json_next_to_it(value: Any) -> None:
     except (values.NotPlain, OverflowError):
         assert _has(value, set, frozenset, bytes, complex, date, Decimal, Fraction)
         return
-    assert same_value(returned.read(json.dumps(sent).encode()), _floats_for_fractions(value), 1e-6)
+    assert same_value(returned.read(json.dumps(sent).encode()), _as_data_sets_have_it(value), 1e-6)
 
 
 def _has(value: Any, *kinds: type) -> bool:
@@ -83,11 +83,13 @@ def _has(value: Any, *kinds: type) -> bool:
     )
 
 
-def _floats_for_fractions(value: Any) -> Any:
+def _as_data_sets_have_it(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_floats_for_fractions(item) for item in value]
+        return [_as_data_sets_have_it(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): _floats_for_fractions(item) for key, item in value.items()}
+        return {str(key): _as_data_sets_have_it(item) for key, item in value.items()}
+    if isinstance(value, complex) and not value.imag:
+        return value.real
     return float(value) if isinstance(value, Decimal | Fraction) else value
 
 
