@@ -358,14 +358,9 @@ def test_a_full_disk_under_standard_output_is_no_success() -> None:
     ("module", "also_heavy"), [("envsdk.cli", {"pydantic"}), ("envsdk.train", set[str]())]
 )
 def test_the_command_line_imports_nothing_heavy(module: str, also_heavy: set[str]) -> None:
-    program = (
-        f"import sys, time; begin = time.process_time(); import {module};"
-        "print(time.process_time() - begin, *sys.modules)"
-    )
-    seconds, *modules = run_python("-c", program).stdout.split()
+    modules = run_python("-c", f"import sys, {module}; print(*sys.modules)").stdout.split()
     heavy = {"torch", "ray", "transformers", "pyarrow", "omegaconf"} | also_heavy
     assert not heavy & set(modules)
-    assert float(seconds) < 0.5
 
 
 @pytest.mark.parametrize(
