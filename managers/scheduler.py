@@ -57,7 +57,7 @@ class SchedulerSetup:
 
     ledger: LedgerConfig
     workers: Mapping[str, WorkerSetup]
-    """By the worker's name: all there may be at the same time."""
+    """All workers that there may be at the same time, by name."""
     run_seed: int
     pool: WorkerPoolConfig | None = None
     """How many of them there are. None: all of them, always."""
@@ -266,7 +266,7 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
 
     def __init__(self, setup: SchedulerSetup, state: LedgerState | None = None) -> None:
         self._log: LedgerLog | None = None
-        """Of the ledger's events, where this scheduler's batches are trained on."""
+        """The log of the ledger's events, where this scheduler's batches are trained on."""
         super().__init__(setup, self._new_ledger(setup, state))
         self._depth = depth_control(setup.ledger, self.shell.ledger.alpha)
         self._last_batch_at: float | None = None

@@ -61,7 +61,7 @@ class SWEArguments(EnvArguments):
     command_timeout_s: float = Field(60.0, gt=0)
     """A command that takes longer is killed."""
     time_limit_s: float = Field(1800.0, gt=0)
-    """Of all commands of an episode together."""
+    """Seconds for all commands of an episode together."""
     shown_output: int = Field(SHOWN_OUTPUT, ge=2)
     """Characters from which on an output is cut; half as many are shown of each end."""
     action_format: ActionFormat = "bash"
@@ -87,11 +87,11 @@ class SWEArguments(EnvArguments):
     invalid_penalty: float = 0.0
     """Taken off the reward of a reply that runs nothing."""
     backend: str = "bubblewrap"
-    """Of the sandboxes: an entry point of `envsdk.sandboxes`."""
+    """What the sandboxes run on: an entry point of `envsdk.sandboxes`."""
     backend_settings: Mapping[str, Any] | None = None
     """Its own."""
     limits: Mapping[str, int] | None = None
-    """Of each sandbox, where they differ from `envsdk.rewards.sandbox.Limits`."""
+    """Limits of each sandbox, where they differ from `envsdk.rewards.sandbox.Limits`."""
     render_mode: str | None = None
     """None, or `ansi`: `render()` returns the last observation."""
 

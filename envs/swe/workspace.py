@@ -43,7 +43,7 @@ from envsdk.rewards.sandbox import (
 )
 
 KEPT_OUTPUT_BYTES = 1 << 20
-"""Of a command's output: room for a patch that is submitted by printing it."""
+"""Bytes of a command's output: room for a patch that is submitted by printing it."""
 _VERDICTS_KEPT = 4096
 _CLOSE_TIMEOUT_S = 20.0
 _PIECE_CHARS = 1 << 20
@@ -69,7 +69,7 @@ class CommandResult:
     """Why it was killed; empty where it was not."""
     elapsed_s: float
     num_bytes: int
-    """Of all of the output; `output` may lack the middle."""
+    """Size of all of the output; `output` may lack the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

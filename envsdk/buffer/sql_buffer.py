@@ -210,7 +210,7 @@ class SqlBuffer:
 
 
 _CREATING = 7_105_212
-"""Of an advisory lock: any number that nobody else takes."""
+"""Key of an advisory lock: any number that nobody else takes."""
 
 
 def _terms(connection: Connection) -> Terms:

@@ -24,7 +24,7 @@ class FolderOutlet:
     """Writes a Hugging Face folder."""
 
     folder: Path
-    """Of all versions."""
+    """The folder of all versions."""
     model: Path
     """Where the trainer began: config and tokenizer come from there."""
     version: int
@@ -60,10 +60,10 @@ class FolderOutlet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastOutlet:
-    """Holds weights in this process and broadcasts them to programs that ask."""
+    """Holds weights in this process and sends them to programs that ask."""
 
     key: str
-    """Of the job's present trainer: the rank has one server under it."""
+    """Key of the job's present trainer: the rank has one server under it."""
     towards: tuple[str, int] | None
     """A host and port in the network of the explorers; None: they are on this machine or in Ray's cluster."""
     version: int
@@ -95,7 +95,7 @@ class BroadcastOutlet:
 
 
 _servers: dict[str, WeightServer] = {}
-"""Of this process: they outlive the calls that bring the weights."""
+"""The servers of this process: they outlive the calls that bring the weights."""
 
 
 def machine_id() -> str:

@@ -9,8 +9,8 @@
     start -> (get_batch -> publish)* -> close
 
 `envsdk train` runs on the same `PlayedBatches`, with its own trainer for the weights. A batch is on disk
-before it is given out. `state()` says which batches were given out: whoever keeps it with the weights that
-learned from them continues exactly there, after any kill.
+before it is given out. `state()` says which batches were given out: a program that keeps it with the
+weights that learned from them continues exactly there, after any kill.
 """
 
 from __future__ import annotations

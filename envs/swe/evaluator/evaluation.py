@@ -38,7 +38,7 @@ class Evaluation:
     detail: str
     """One line for a person."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """By node id, for every test that decides; empty where no test ran."""
+    """The outcome of every test that decides, by node id; empty where no test ran."""
     stripped: tuple[str, ...] = ()
     """Test and configuration files that the patch touched and that were taken out of it."""
     suspicious: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Evaluation:
     """How many added files counted as leftovers and were not graded."""
     elapsed_s: float = 0.0
     run_s: float = 0.0
-    """Of the test run alone, without waiting for a place to run; 0 where no test ran."""
+    """Seconds of the test run alone, without waiting for a place to run; 0 where no test ran."""
     output_tail: str = ""
     """The end of what the test run printed; for people, never for grading."""
 

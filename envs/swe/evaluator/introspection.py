@@ -22,7 +22,7 @@ from envsdk.envs.swe.tasks.solution import changed_files, solution_of
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
 
 _MAX_BYTES = 128 << 10
-"""Of one file: parsing holds up all threads."""
+"""Size of one file: parsing holds up all threads."""
 
 _MODULES = words(
     "_pytest pytest pluggy unittest doctest gc ctypes builtins faulthandler _testcapi _xxsubinterpreters "
@@ -58,7 +58,7 @@ class Mark:
     word: str
     """For example `sys._getframe`, `__eq__`, `changes json`."""
     body: str = ""
-    """Of a comparison method: what it does."""
+    """What a comparison method does."""
 
 
 def look(base: Path, patch: Stripped, gold_patch: str) -> list[str]:

@@ -21,7 +21,7 @@ from envsdk.rewards.sandbox.contract import (
 )
 
 MAX_LINES = 200_000
-"""Of all added files together; MAX_ADDED_FILES and MAX_ADDED_BYTES limit them too."""
+"""Lines of all added files together; MAX_ADDED_FILES and MAX_ADDED_BYTES limit them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ FLOOR_S = 30.0
 FACTOR = 10.0
 """A test run may take FLOOR_S and FACTOR times as long as with the gold patch, up to the task's limit."""
 WELL_WITHIN = 0.5
-"""Of a limit: where the gold patch needs more, the machine is too slow to blame another patch."""
+"""Share of a limit: where the gold patch needs more, the machine is too slow to blame another patch."""
 
 GradeGold = Callable[[float], Awaitable[Evaluation]]
 """Grades the gold patch with this limit on its test run, in seconds."""

@@ -12,7 +12,7 @@ from envsdk.envs.swe.tasks.task import Outcome
 
 _PHASES = ["setup", "call", "teardown"]
 _EXIT_STATUS = 1
-"""Of pytest where a test failed; the canaries see to it."""
+"""How pytest ends where a test failed; the canaries see to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +20,12 @@ class Report:
     """The records of one run, read."""
 
     outcomes: Mapping[str, Outcome]
-    """By node id, canaries included."""
+    """The outcome of each test by node id, canaries included."""
     seconds: Mapping[str, float]
     messages: Mapping[str, str]
     """Ends of the failure messages, by node id."""
     collect_errors: Mapping[str, str]
-    """By the node id of what could not be collected."""
+    """Errors by the node id of what could not be collected."""
     end_status: int | None
     """What pytest returned; None where the run did not end."""
     flaws: tuple[str, ...]

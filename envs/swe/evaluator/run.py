@@ -45,7 +45,7 @@ class TestRun:
     is_uncollected: bool = False
     """That is because no test could be collected."""
     coverage: Mapping[str, Mapping[str, Sequence[str]]] | None = None
-    """By file and line, the node ids that ran it, where it was asked for."""
+    """The node ids that ran a line, by file and line, where it was asked for."""
 
 
 def lay(image: Image, tests: Path, paths: Sequence[str], plan: TestPlan, scratch: Path) -> Laid:
@@ -145,7 +145,7 @@ def _without(report: Report, files: set[str]) -> Report:
 
 
 def _arguments(root: str, plan: TestPlan, first: Canary, last: Canary) -> list[str]:
-    """Of pytest. A canary inside a folder of the plan is collected with it, others are named."""
+    """pytest's arguments. A canary inside a folder of the plan is collected with it, others are named."""
     options = ["-c", "/dev/null", f"--rootdir={root}", f"--confcutdir={root}", "-p", "no:cacheprovider"]
     options += ["-q", "--no-header", "--tb=short", "--color=no", "--continue-on-collection-errors"]
     named = [canary.path for canary in (first, last) if not _is_below(canary.path, plan.paths)]

@@ -43,12 +43,12 @@ _SHADOWED = frozenset(sys.stdlib_module_names | _RUNNER_MODULES)
 
 MAX_TEXT_CHARS = 64 << 20
 MAX_PARTS = 50_000
-"""Of a patch as it comes, leftovers included."""
+"""Size of a patch as it comes, leftovers included."""
 MAX_CHANGED_CHARS = 16 << 20
 MAX_CHANGED_LINES = 500_000
-"""Of what is left to read once leftovers are out."""
+"""Size of what is left to read once leftovers are out."""
 _MAX_OWN_FILES, _MAX_OWN_CHARS = 200, 1 << 20
-"""Of new files that are named like tests, and may be modules of the package."""
+"""Number and size of new files that are named like tests, and may be modules of the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Stripped:
     left_out: tuple[str, ...] = ()
     """Added files that count as leftovers, sorted."""
     own: frozenset[str] = frozenset()
-    """Of `files` those that are named like tests, but are modules that the package imports itself."""
+    """Those of `files` that are named like tests, but are modules that the package imports itself."""
 
     @property
     def text(self) -> str:

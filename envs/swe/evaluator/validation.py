@@ -99,7 +99,7 @@ async def validate(
 
 
 def tasks_by_id(tasks: Sequence[Task]) -> dict[str, Task]:
-    """By `instance_id`. ConfigurationError where one is there twice."""
+    """Tasks by `instance_id`. ConfigurationError where one is there twice."""
     found: dict[str, Task] = {}
     for task in tasks:
         if task.instance_id in found:

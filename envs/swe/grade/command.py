@@ -146,7 +146,7 @@ async def _verdict(
 
 
 def _key(task: Task, prediction: Prediction) -> str:
-    """Of everything that a verdict hangs on."""
+    """A digest of everything that a verdict hangs on."""
     patch = prediction.patch if prediction.patch is not None else "\0none"
     text = f"{VERSION} {task.content_hash()} {patch}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

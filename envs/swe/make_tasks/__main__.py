@@ -44,7 +44,7 @@ class MakeTasksOptions(Options):
     pytest_options: Annotated[Texts, Option("--pytest-option", metavar="ARGUMENT")] = ()
     """A further argument of pytest."""
     seed: int = 0
-    """Of the order in which mutations are tried."""
+    """Seed of the order in which mutations are tried."""
     per_function: Annotated[int, Field(ge=1)] = 1
     """Tasks of one function."""
     max_test_s: float = 1.0

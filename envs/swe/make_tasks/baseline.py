@@ -23,7 +23,7 @@ _TIMEOUT_FACTOR = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Of one package; JSON values."""
+    """What the tests of one package do as they are; JSON values."""
 
     stable: list[str]
     """Node ids that passed in every run, in order."""
@@ -33,7 +33,7 @@ class Baseline:
     run_s: list[float]
     """Duration of each run; of the first with all tests."""
     covered: dict[str, dict[str, int]]
-    """By file and line: how many tests run it."""
+    """How many tests run a line, by file and line."""
 
     @property
     def reference_s(self) -> float:

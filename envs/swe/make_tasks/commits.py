@@ -41,7 +41,7 @@ class Candidate:
     test_files: tuple[str, ...]
     """Those with tests that it adds or changes."""
     num_lines: int
-    """Of Python source that it changes."""
+    """Lines of Python source that it changes."""
 
 
 class Clone:

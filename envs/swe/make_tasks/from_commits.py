@@ -38,7 +38,7 @@ from envsdk.envs.swe.tasks.task import Outcome, Task
 from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend, SandboxError
 
 _MAX_LINES = 1000
-"""Of source that a commit may change."""
+"""Lines of source that a commit may change."""
 _TIMEOUT_S = 300.0
 _MIN_TIMEOUT_S, _TIMEOUT_FACTOR = 30.0, 10.0
 _NOT_IN_SITE = re.compile(
@@ -278,7 +278,7 @@ class _Maker:
         return read_task(Record(row, f"{self._out / 'tasks.jsonl'}:record 1"), self._out / "repositories")
 
     async def _outcomes(self, task: Task, patch: str, hash_seed: int) -> dict[str, Any]:
-        """Of all tests, and under `_SECONDS` how long they took. Raises NoTask: they did not run."""
+        """Outcomes of all tests, and under `_SECONDS` how long they took. Raises NoTask: they did not run."""
         image = await prepare_image(task, self._backend)
         assert image.tree is not None
         tests = await asyncio.to_thread(tests_folder, task, image.tree)

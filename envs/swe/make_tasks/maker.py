@@ -76,9 +76,9 @@ class Progress:
 
     num_candidates: int
     outcomes: Counter[str] = field(default_factory=Counter)
-    """By what was decided: `valid`, `survived`, `too_broad` ..."""
+    """Candidates by what was decided: `valid`, `survived`, `too_broad` ..."""
     fresh: Counter[str] = field(default_factory=Counter)
-    """Of these, what this run decided."""
+    """Those of them that this run decided."""
     search_s: float = 0.0
     """What deciding took."""
 

@@ -253,7 +253,7 @@ def _of_call(source: Source, node: ast.Call) -> Iterator[Change]:
 
 
 def _swapped_statements(source: Source, node: ast.AST) -> Iterator[Change]:
-    """Of two simple statements in a row, below `node`, the second first."""
+    """Two simple statements in a row below `node`, the second first."""
     body = getattr(node, "body", None)
     if not isinstance(body, list):
         return

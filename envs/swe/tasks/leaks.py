@@ -25,7 +25,7 @@ _MIN_INDEXED = 8
 """Shorter lines are not in the index: nearly every file has them."""
 _MAX_FILE_BYTES = 4 << 20
 _MAX_SCRIPT_BYTES = 256 << 10
-"""Of a file whose name has no ending."""
+"""Size of a file whose name has no ending."""
 _SUFFIXES = (
     *(".py", ".pyi", ".pyx", ".orig", ".bak", ".rej", ".patch", ".diff", ".in", ".tmpl"),
     *(".txt", ".md", ".rst", ".json", ".toml", ".jsonl", ".html", ".ipynb"),

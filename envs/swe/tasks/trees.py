@@ -174,7 +174,7 @@ def building(target: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=256)
 def _digest_of_folder(folder: Path) -> str:
-    """Of all names, kinds and contents below `folder`."""
+    """A digest of all names, kinds and contents below `folder`."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

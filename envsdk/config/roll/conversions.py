@@ -15,7 +15,7 @@ _REFERENCE_TRAINERS = {
     "fsdp2_infer": "fsdp2_train",
 }
 _ATTENTION = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager", "auto": "auto"}
-"""Of transformers' names, by ROLL's words."""
+"""Transformers' names by ROLL's words."""
 _TRACKERS: Mapping[Any, tuple[str, ...]] = {
     "wandb": ("project", "entity", "group", "tags", "notes", "mode"),
     "trackio": ("project", "tags", "notes"),

@@ -218,7 +218,7 @@ def _megatron(name: str, value: Any, place: Place) -> Ours:
 
 
 def verl(value: Any, place: Place) -> Ours:
-    """Of veRL's own settings: the strategy, Megatron's layout, gradient checkpointing and epochs."""
+    """What veRL's own settings set: the strategy, Megatron's layout, gradient checkpointing and epochs."""
     ours: dict[str, Any] = dict(strategy(None, place))
     actor = place.mapping("trainer", "trainer_config", "actor_rollout_ref", "actor")
     sizes = place.mapping("trainer", "trainer_config", "actor_rollout_ref", "actor", "megatron")

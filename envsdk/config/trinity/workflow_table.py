@@ -51,7 +51,7 @@ def _table() -> _Workflows:
 
 @cache
 def workflows() -> Mapping[str, Workflow]:
-    """By name."""
+    """The workflows by name."""
     return {name: workflow for workflow in _table().workflows for name in workflow.names}
 
 

@@ -49,7 +49,7 @@ _SECTIONS = tuple(f"buffer.explorer_input{section}" for section in ("", ".taskse
 _PYTHON = "envsdk.adapters.tools.python_code:execute_python_code"
 _SEARCH: Mapping[str, str] = {"tavily": "tavily-mcp@latest", "searxng": "mcp-searxng"}
 _CHARACTERS = 4
-"""Of a token, about: a reward sees no tokens."""
+"""Characters of a token, about: a reward sees no tokens."""
 _UNREAD_TASKS = 100
 """Tasks of an evaluation whose rows are not here."""
 

@@ -26,14 +26,14 @@ from typing import Any
 from uuid import UUID
 
 NAME = "_envsdk_probes"
-"""Of the module, as sealed tests import it."""
+"""Name of the module, as sealed tests import it."""
 MAX_CHARACTERS = 3 << 17
-"""Of one value; a larger one is sent as its digest."""
+"""Length of one value; a larger one is sent as its digest."""
 MAX_HITS = 2000
-"""Of one claim in one test; the rest is not sent."""
+"""Values of one claim in one test; the rest is not sent."""
 _MAX_DEPTH = 60
 _MAX_PARTS = 100000
-"""Of one value. Objects that refer to each other have more parts than can be counted."""
+"""Depth and parts of one value. Objects that refer to each other have more parts than can be counted."""
 _BASES = (bool, int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset, type(None))
 _SET_VIEWS = (type(sys.modules.keys()), type(sys.modules.items()))
 _dumps, _sha256, _pid, _type = json.dumps, hashlib.sha256, os.getpid, type
@@ -298,7 +298,7 @@ def _printed(value: Any, kind: Any) -> "list[str] | None":
 
 
 def _compared_fields(kind: Any) -> "list[str] | None":
-    """Of a data class whose `__eq__` compares fields, as `dataclasses` and `attrs` write it; else None."""
+    """Fields of a data class whose `__eq__` compares them, as `dataclasses` and `attrs` write it; else None."""
     code = getattr(getattr(kind, "__eq__", None), "__code__", None)
     if code is None or not code.co_filename.startswith("<"):
         return None

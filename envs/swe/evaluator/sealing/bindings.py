@@ -80,7 +80,7 @@ class Bindings:
         """How often a name is bound, in any way."""
         self.assigned: defaultdict[Scope, list[ast.Assign | ast.AnnAssign]] = defaultdict(list)
         self.arguments: defaultdict[Scope, list[tuple[ast.Call, int]]] = defaultdict(list)
-        """Of a parameter: the calls of its function, and its place."""
+        """Where a parameter gets its values: the calls of its function, and its place."""
         self.columns: defaultdict[Scope, list[tuple[Table, int]]] = defaultdict(list)
         self.tables: dict[int, Table] = {}
         self._scope_of: dict[int, Scope] = {}

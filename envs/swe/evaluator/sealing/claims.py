@@ -16,30 +16,30 @@ class Claim:
     """What the seal knows of one assertion, by the name under which the tests send it."""
 
     path: str
-    """Of the file it stands in."""
+    """The file it stands in."""
     kind: str
     """`values`, `truths` or `raised`, as `kit/probes.py` sends it."""
     operators: list[str] = field(default_factory=list)
-    """Of a comparison: between its operands."""
+    """What stands between the operands of a comparison."""
     cut: list[bool] = field(default_factory=list)
-    """Of a comparison: which operands the process never has."""
+    """Which operands of a comparison the process never has."""
     fresh: list[int] = field(default_factory=list)
-    """Of a comparison for the gold patch: which operands it sends again, made of constants alone."""
+    """Which operands, made of constants alone, a comparison sends again for the gold patch."""
     negated: bool = False
     can_vary: bool = False
-    """Of a comparison: it may be sent as truths, with variants."""
+    """Whether a comparison may be sent as truths, with variants."""
     order: list[int] = field(default_factory=list)
-    """Of truths: which variant is sent at which place; 0 is the assertion itself."""
+    """Which variant of truths is sent at which place; 0 is the assertion itself."""
     places: list[int] = field(default_factory=list)
-    """Of truths: which constant each variant but the first has another value for."""
+    """Which constant each variant of truths but the first has another value for."""
     hidden: int | float | str | bool | None = None
-    """Of truths with variants: the constant that the process must not know."""
+    """The constant of truths with variants that the process must not know."""
     optional: bool = False
     """Whether it is reached depends on what the patched code gives: in a loop over it, behind a condition."""
     varies: bool = False
-    """Of a comparison: what is cut is not the same each time, but a parameter or a column of a table."""
+    """Whether what is cut of a comparison changes: a parameter, or a column of a table."""
     wanted: bool = True
-    """Of `raised`: something must be raised; False for a decoy."""
+    """Whether `raised` wants something raised; False for a decoy."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Secret:
     key: bytes
 
     def name(self, node: ast.AST, what: str = "") -> str:
-        """Of what stands at the place of `node`."""
+        """A name for what stands at the place of `node`."""
         return self.name_of(f"{node.lineno}:{node.col_offset}:{what}")  # type: ignore[attr-defined]
 
     def name_of(self, text: str) -> str:

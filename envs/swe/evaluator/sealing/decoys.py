@@ -24,7 +24,7 @@ from envsdk.envs.swe.evaluator.sealing.bindings import bound_names, outer_functi
 from envsdk.envs.swe.evaluator.sealing.claims import MODULE, Choices, Claim, Secret, probe, probed
 
 _BARE_SHARE = 0.25
-"""Of statements that claim nothing: this many get no decoy."""
+"""Share of the statements that claim nothing that gets no decoy."""
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)
 _OPEN = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith)
 """Statements in whose blocks decoys are written: in a `try`, a handler may wait for what they take."""
@@ -34,7 +34,7 @@ _KNOWN = {MODULE, "_value", *dir(builtins)}
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of a block in which something must be raised."""
+    """How a block is written in which something must be raised."""
 
     length: int
     name: str | None

@@ -152,7 +152,7 @@ class Expectations:
         return [False] * len(found) if all(found) else found
 
     def fresh(self, piece: Comparison) -> dict[int, ast.expr]:
-        """Of a comparison without pure operands, by place those that are fixed, made of constants alone.
+        """The fixed operands of a comparison without pure ones by place, made of constants alone.
 
         None where it asks for the very object, of which a value says nothing.
         """

@@ -55,9 +55,9 @@ class Seal:
     """Why the tests run as they are; "" where they are sealed."""
     claims: dict[str, Claim] = field(default_factory=dict)
     expected: dict[str, dict[str, Expected]] = field(default_factory=dict)
-    """By node id and the name of the claim."""
+    """What is expected, by node id and the name of the claim."""
     fields: dict[str, list[str]] = field(default_factory=dict)
-    """Of the data classes that gold sent, by class: these count."""
+    """The fields that count of the data classes that gold sent, by class."""
     ids: dict[str, str] = field(default_factory=dict)
     """Node ids by those that sealed tests have, where parameters are hidden."""
     tests: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Seal:
 
 
 def failures(seal: Seal, sent: Mapping[str, Mapping[str, Sequence[Sent]]]) -> dict[str, str]:
-    """By node id, why a test with claims did not come out well; `sent` is by sealed node id and name."""
+    """Why tests with claims did not come out well, by node id; `sent` is by sealed node id and name."""
     own = {seal.ids.get(test, test): claims for test, claims in sent.items()}
     found = {}
     for test, expected in seal.expected.items():

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 VERSION = 7
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
-"""Of gold, before a task's tests are left as they are."""
+"""Runs of gold, before a task's tests are left as they are."""
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()
 

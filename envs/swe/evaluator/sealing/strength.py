@@ -32,11 +32,11 @@ from envsdk.envs.swe.evaluator.sealing.values import NotComparable, Value, items
 ENOUGH_BITS = 8.0
 """One guess in 256."""
 _MAX_BITS = 64.0
-"""Of one value."""
+"""Bits of one value, at most."""
 _MAX_HITS = 200
-"""Of one claim that are looked at."""
+"""Values of one claim that are looked at."""
 _DIGIT, _OTHER = 3.3, 1.5
-"""Of a character."""
+"""Bits of a character: a digit, another one."""
 _IN_SIGHT_FROM = 4
 """Characters of a text that is nothing usual; of numbers, digits less two."""
 _MAX_COMPARED = 1 << 22
@@ -66,7 +66,7 @@ class Sight:
         return is_number and len(repr(value).strip("-")) >= 2 and repr(value) in self.numbers
 
     def cut_bits(self, text: str) -> float:
-        """Of saying from where to where in one of the texts `text` stands; not which one that is."""
+        """Bits of saying from where to where in one of the texts `text` stands; not which one that is."""
         least = math.inf
         for known in self.texts if len(text) >= _IN_SIGHT_FROM else ():
             if text in known:
@@ -98,7 +98,7 @@ class Unmet:
 
 
 def hidden_bits(unmet: Iterable[Unmet], sight: Sight) -> float:
-    """Of all these claims together."""
+    """Bits of all these claims together."""
     kinds: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
     for one in unmet:
         for explanation, bits in _explanations(one, sight):
@@ -160,7 +160,7 @@ def _compared(
 
 
 def _searched(bits: float, allowed: int) -> float:
-    """Of what may be anywhere in a value of `allowed` places."""
+    """Bits of what may be anywhere in a value of `allowed` places."""
     return max(0.0, bits - math.log2(max(1, allowed)))
 
 
@@ -269,7 +269,7 @@ def _told(value: Value) -> str:
 
 
 def _bits(value: Value, sight: Sight) -> float:
-    """By itself."""
+    """Bits of a value by itself."""
     match value:
         case ["none"] | ["bool", _]:
             found = 1.0
@@ -311,7 +311,7 @@ def _number(text: str, tag: str) -> float:
 
 
 def _number_bits(number: float) -> float:
-    """Of one among the numbers that are no larger, with no more digits behind the point."""
+    """Bits of one among the numbers that are no larger, with no more digits behind the point."""
     if not math.isfinite(number):
         return 2.0
     digits = repr(number).partition("e")[0].partition(".")[2].rstrip("0")

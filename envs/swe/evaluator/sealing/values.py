@@ -33,9 +33,9 @@ Value = Sequence[Any]
 """`[tag, *content]`."""
 
 _MAX_EXPONENT = 5000
-"""Of a Decimal that takes part in arithmetic: the rest equals only itself."""
+"""Exponent of a Decimal that takes part in arithmetic: the rest equals only itself."""
 _MAX_DIGITS = 6000
-"""Of a Decimal, likewise."""
+"""Digits of such a Decimal."""
 _MAX_SEARCHED = 2000
 """Characters of a text through which a pattern with one quantifier goes at once."""
 _SEARCH_TIMEOUT_S = 5.0

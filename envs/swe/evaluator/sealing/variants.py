@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 NUM_ALTERNATIVES = 3
 _BLOCK = 8
 _TAIL = 1000
-"""Of a long number the last three digits are varied that are no zeros."""
+"""The last three digits of a long number that are no zeros are varied."""
 _MAX_DIGITS = 15
 _MIN_POWER, _MAX_POWER = 5, 20
 _POWERS = tuple(1 << power for power in range(_MIN_POWER, _MAX_POWER))
@@ -147,7 +147,7 @@ def _window(kin: Sequence[_T], value: _T, source: random.Random, block: int = _B
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, Sequence[str]]:
-    """By word, the words among which it is one of many; each word is of one kind."""
+    """The words among which a word is one of many, by word; each word is of one kind."""
     found: dict[str, Sequence[str]] = {}
     for line in KINDS:
         kind = [word for word in dict.fromkeys(line.split()) if word not in found]
