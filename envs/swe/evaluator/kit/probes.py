@@ -298,7 +298,7 @@ def _printed(value: Any, kind: Any) -> "list[str] | None":
 
 
 def _compared_fields(kind: Any) -> "list[str] | None":
-    """Fields of a data class whose `__eq__` compares them, as `dataclasses` and `attrs` write it; else None."""
+    """Fields of a data class whose `__eq__` compares them, written by `dataclasses` or `attrs`; else None."""
     code = getattr(getattr(kind, "__eq__", None), "__code__", None)
     if code is None or not code.co_filename.startswith("<"):
         return None
