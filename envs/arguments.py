@@ -2,7 +2,7 @@
 
 class Arguments(EnvArguments):
     size: int = Field(4, ge=2)
-    \"""Of the map.\"""
+    \"""Side of the map.\"""
 
 class Env(TextEnv):
     @keywords_of(Arguments)
