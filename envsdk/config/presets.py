@@ -35,6 +35,8 @@ TINY_LIMITS: Mapping[str, int] = {
     "sequence_length": 2048,
     "train_env_manager.group_size": 4,
     "val_env_manager.group_size": 4,
+    "val_env_manager.generating_args.max_new_tokens": 32,
+    "validation.generating_args.max_new_tokens": 32,
 }
 """What the preset lowers, where the file has more."""
 TINY_DROPS = (

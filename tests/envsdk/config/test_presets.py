@@ -139,3 +139,14 @@ def test_few_processes_score_and_few_held_out_prompts_are_asked() -> None:
     config = tiny().config
     assert config.rewards["math_rule"].model_dump()["world_size"] == 2
     assert config.val_batch_size <= 32
+
+
+def test_replies_of_evaluations_are_short_as_well_unless_the_user_sets_their_length() -> None:
+    validation = {"data_args": {"file_name": "held_out.jsonl"}, "generating_args": {"max_new_tokens": 4096}}
+    assert tiny(validation=validation).config.val_generating_args.max_new_tokens == 32
+    own = "validation.generating_args.max_new_tokens=64"
+    assert tiny(own, validation=validation).config.val_generating_args.max_new_tokens == 64
+    Path("agents.yaml").write_text(
+        "extends: agentic_async.yaml\nval_env_manager: {generating_args: {max_new_tokens: 4096}}\n"
+    )
+    assert load_config("agents.yaml", preset="tiny").config.val_generating_args.max_new_tokens == 32
