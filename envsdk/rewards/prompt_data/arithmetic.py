@@ -9,30 +9,15 @@ No prompt is in both splits.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from envsdk.rewards.prompt_data.generated_rows import generated_row, is_held_out
-
-_HELD_OUT = 16
-"""One prompt in so many belongs to the validation rows."""
+from envsdk.rewards.prompt_data.generated_rows import drawn_rows
 
 
 def arithmetic_rows(split: str, num_rows: int) -> Iterator[dict[str, Any]]:
-    """Rows of `train` or `val`, tags and difficulties in turn as long as there are prompts left."""
-    rng = random.Random(f"arithmetic {split}")
-    seen: set[str] = set()
-    for number in range(num_rows):
-        tag, make = _KINDS[number % len(_KINDS)]
-        difficulty = 1 + number // len(_KINDS) % 3
-        while True:
-            row = make(rng, difficulty)
-            if row["prompt"] not in seen and is_held_out(row["prompt"], _HELD_OUT) == (split == "val"):
-                break
-            # Easy prompts are few: a harder one takes the place of one that was drawn before.
-            difficulty = rng.randint(1, 3)
-        seen.add(row["prompt"])
-        yield generated_row(tag=tag, id=f"arithmetic-{split}-{number}", difficulty=difficulty, **row)
+    """Rows of `train` or `val`."""
+    return drawn_rows("arithmetic", _KINDS, split, num_rows)
 
 
 def _sum(rng: random.Random, difficulty: int) -> dict[str, Any]:
@@ -75,7 +60,4 @@ def _boxed(answer: object) -> str:
     return f"\\boxed{{{answer}}}"
 
 
-_KINDS: tuple[tuple[str, Callable[[random.Random, int], dict[str, Any]]], ...] = (
-    ("sums", _sum),
-    ("comparisons", _comparison),
-)
+_KINDS = {"sums": _sum, "comparisons": _comparison}

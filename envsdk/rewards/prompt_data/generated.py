@@ -1,6 +1,7 @@
 """Prompts that are made on this machine when they are first read: `generated:NAME` stands for a file of them.
 
     generated:arithmetic_train      tags sums, comparisons      `math`, `choice`
+    generated:word_problems_train   tags sums, stories          `math`, for a pretrained model
     generated:programs_train        tag programs                `code`
     generated:instructions_train    tag instructions            `ifeval`
     generated:questions_train       tag questions               `exact`
@@ -23,11 +24,14 @@ from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
 from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
+from envsdk.rewards.prompt_data.word_problems import word_problem_rows
 
 SCHEME = "generated:"
 FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "arithmetic_train": partial(arithmetic_rows, "train", 16000),
     "arithmetic_val": partial(arithmetic_rows, "val", 512),
+    "word_problems_train": partial(word_problem_rows, "train", 8000),
+    "word_problems_val": partial(word_problem_rows, "val", 256),
     "programs_train": partial(program_rows, "train"),
     "programs_val": partial(program_rows, "val"),
     "instructions_train": partial(instruction_rows, "train"),
