@@ -16,18 +16,15 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
-from envsdk.base.store.model_files import require_model_folder
+from envsdk.base.settings.precision import Precision
+from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch, Tree
-from envsdk.trainers.training_args import TransformersArgs
+from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
-
-
-PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
-"""Models that leave their logits as the output embedding gives them, and take a mask and positions."""
 
 
 class CausalLM:
@@ -46,15 +43,13 @@ class CausalLM:
         settings: TransformersArgs,
         device: torch.device | str = "cpu",
         lora: LoRA | None = None,
+        precision: Precision | None = None,
     ) -> None:
-        """`lora` is in the model already."""
+        """`lora` is in the model already. `precision` None: that of a model in float32."""
         self.lora = lora
         self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))
-        self.dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-        """Precision of the forward pass."""
-        self.autocast_dtype = torch.bfloat16 if settings.dtype == "bfloat16" else None
-        """Precision of the forward pass where it is not that of the weights."""
+        self.use(precision or settings.precision("float32"))
         self.value_head: nn.Linear | None = None
         if with_value_head:
             self.value_head = nn.Linear(self.model.config.get_text_config().hidden_size, 1)
@@ -106,12 +101,28 @@ class CausalLM:
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
+        precision = settings.precision(stored_dtype(folder))
         adapter = None
         if settings.lora is not None:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
-        return cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
+        return cls(
+            model,
+            with_value_head=with_value_head,
+            settings=settings,
+            device=device,
+            lora=adapter,
+            precision=precision,
+        )
+
+    def use(self, precision: Precision) -> None:
+        """Compute in this precision from now on."""
+        self.precision = precision
+        self.dtype = torch.bfloat16 if precision.dtype == "bfloat16" else torch.float32
+        """Precision of the forward pass."""
+        self.autocast_dtype = None if self.dtype is torch.float32 else self.dtype
+        """Precision of the forward pass where it is not that of the weights."""
 
     @property
     def vocab_size(self) -> int:

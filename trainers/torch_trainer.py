@@ -87,7 +87,7 @@ class TorchTrainer(PolicyTrainer):
         return self.model.vocab_size
 
     def kernels(self) -> Mapping[str, str]:
-        return {"attention": self.model.attention}
+        return {"attention": self.model.attention, "products": str(self.model.precision)}
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.

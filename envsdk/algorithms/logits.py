@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from envsdk.base.settings.memory import LOGITS_AT_ONCE
+
 
 def token_logprobs_and_entropy(
     logits_NV: Tensor, ids_N: Tensor, *, temperature: float = 1.0, entropy_gradient: bool = False
@@ -37,9 +39,6 @@ class ProjectedTokens(NamedTuple):
     entropy_N: Tensor
     top_logprobs_N: Tensor
     """Log-probabilities of the likeliest tokens, detached."""
-
-
-_LOGITS_AT_ONCE = 1 << 24
 
 
 def projected_tokens(
@@ -117,5 +116,5 @@ class _Projection(torch.autograd.Function):
 
 def _chunks(vocab_size: int, *tensors_N: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The tensors in pieces for whose tokens there is room for logits."""
-    size = max(1, _LOGITS_AT_ONCE // vocab_size)
+    size = max(1, LOGITS_AT_ONCE // vocab_size)
     return zip(*(torch.split(tensor, size) for tensor in tensors_N), strict=True)

@@ -144,7 +144,7 @@ def test_k1_and_k3_average_to_the_exact_divergence_and_k2_has_its_gradient(seed:
 def test_scores_and_gradients_without_logits_are_those_of_logits(
     entropy_gradient, temperature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envsdk.algorithms.logits._LOGITS_AT_ONCE", 60)  # three tokens
+    monkeypatch.setattr("envsdk.algorithms.logits.LOGITS_AT_ONCE", 60)  # three tokens
     torch.manual_seed(0)
     hidden, weight = torch.randn(13, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
     ids, by_logprob, by_entropy = torch.randint(0, 20, (13,)), torch.randn(13), torch.randn(13)
