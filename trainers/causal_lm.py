@@ -5,7 +5,8 @@ Shapes: B rows, T inputs, N scored positions, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from envsdk.base.store.model_files import require_model_folder
+from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
+from envsdk.base.settings.precision import Precision
+from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
-from envsdk.trainers.packing import MicroBatch
-from envsdk.trainers.training_args import TransformersArgs
+from envsdk.trainers.packing import MicroBatch, Tree
+from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
@@ -29,6 +32,7 @@ class CausalLM:
 
     The vocabulary is projected at the asked positions alone: a hook narrows what enters the output
     embedding, so whatever a model does to its logits afterwards (scaling, soft-capping) still happens.
+    Where it does nothing, the output embedding gives the scores of tokens instead of their logits.
     """
 
     def __init__(
@@ -39,15 +43,13 @@ class CausalLM:
         settings: TransformersArgs,
         device: torch.device | str = "cpu",
         lora: LoRA | None = None,
+        precision: Precision | None = None,
     ) -> None:
-        """`lora` is in the model already."""
+        """`lora` is in the model already. `precision` None: that of a model in float32."""
         self.lora = lora
         self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))
-        self.dtype = torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
-        """Precision of the forward pass."""
-        self.autocast_dtype = torch.bfloat16 if settings.dtype == "bfloat16" else None
-        """Precision of the forward pass where it is not that of the weights."""
+        self.use(precision or settings.precision("float32"))
         self.value_head: nn.Linear | None = None
         if with_value_head:
             self.value_head = nn.Linear(self.model.config.get_text_config().hidden_size, 1)
@@ -57,7 +59,16 @@ class CausalLM:
             self.value_head.to(self.device)
         self._positions_N: Tensor | None = None
         self._hidden_NH: Tensor | None = None
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_asked_positions)
+        self._project: Callable[[Tensor, Tensor], ProjectedTokens] | None = None
+        """Takes hidden states and the output embedding's weight while scores are asked for."""
+        head = self.model.get_output_embeddings()
+        head.register_forward_pre_hook(self._keep_asked_positions)
+        is_plain = self.model.config.model_type in PLAIN_MODEL_TYPES
+        self._projects = is_plain and type(head) is nn.Linear and head.bias is None
+        if self._projects:
+            head.forward = partial(self._logits_or_scores, head)
+        self.pairs_per_token = self._pairs_per_token() if is_plain else 0.0
+        """See `pack`; 0 where the model's attention takes no mask."""
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -90,12 +101,28 @@ class CausalLM:
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
+        precision = settings.precision(stored_dtype(folder))
         adapter = None
         if settings.lora is not None:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
-        return cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
+        return cls(
+            model,
+            with_value_head=with_value_head,
+            settings=settings,
+            device=device,
+            lora=adapter,
+            precision=precision,
+        )
+
+    def use(self, precision: Precision) -> None:
+        """Compute in this precision from now on."""
+        self.precision = precision
+        self.dtype = torch.bfloat16 if precision.dtype == "bfloat16" else torch.float32
+        """Precision of the forward pass."""
+        self.autocast_dtype = None if self.dtype is torch.float32 else self.dtype
+        """Precision of the forward pass where it is not that of the weights."""
 
     @property
     def vocab_size(self) -> int:
@@ -122,16 +149,36 @@ class CausalLM:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
+        inputs = {} if batch.tree is None else self._mask_and_positions(batch.tree)
         try:
             with torch.autocast(
                 self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None
             ):
-                logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False).logits
+                logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False, **inputs).logits
             hidden_NH = self._hidden_NH
         finally:
             self._positions_N = self._hidden_NH = None
         assert hidden_NH is not None
         return logits_1NV[0], hidden_NH
+
+    def scores(
+        self, batch: MicroBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[ProjectedTokens, Tensor]:
+        """Scores of the targets, and last hidden states `[N, H]`; see `token_logprobs_and_entropy`."""
+        targets_N = torch.from_numpy(batch.targets_N).to(self.device)
+        settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
+        if not self._projects:
+            logits_NV, hidden_NH = self.forward(batch)
+            logprobs_N, entropy_N = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
+            with torch.no_grad():
+                tops_N = torch.log_softmax(logits_NV.float() / temperature, -1).amax(-1)
+            return ProjectedTokens(logprobs_N, entropy_N, tops_N), hidden_NH
+        self._project = partial(projected_tokens, ids_N=targets_N, dtype=self.dtype, **settings)
+        try:
+            scores_N3, hidden_NH = self.forward(batch)
+        finally:
+            self._project = None
+        return ProjectedTokens(*scores_N3.unbind(-1)), hidden_NH
 
     def predict_values(self, hidden_NH: Tensor) -> Tensor:
         """The value head's predictions `[N]`."""
@@ -148,6 +195,32 @@ class CausalLM:
         hidden_BTH = inputs[0]
         self._hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1])[self._positions_N]
         return (self._hidden_NH.unsqueeze(0),)
+
+    def _logits_or_scores(self, head: nn.Linear, hidden_1NH: Tensor) -> Tensor:
+        if self._project is None:
+            return nn.functional.linear(hidden_1NH, head.weight)
+        return torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+
+    def _mask_and_positions(self, tree: Tree) -> dict[str, Tensor]:
+        depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)
+        ends_BT = torch.from_numpy(tree.ends_BT).to(self.device)
+        indices_T = torch.arange(ends_BT.shape[1], device=self.device)
+        is_seen_BTT = (indices_T <= indices_T[:, None]) & (indices_T[:, None] < ends_BT[:, None, :])
+        # A number of the forward pass's own type: attention would make one of it in every layer.
+        mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
+        mask_BTT.masked_fill_(~is_seen_BTT, torch.finfo(self.dtype).min)
+        return {"attention_mask": mask_BTT.unsqueeze(1), "position_ids": depths_BT}
+
+    def _pairs_per_token(self) -> float:
+        """From operations: 2 for each weight of a layer, 4 for each channel of a pair's queries. Attention
+        takes about twice as long for each (`benchmarks/real_model_training.py`)."""
+        config = self.model.config
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
+            return 0.0
+        layer = self.model.base_model.layers[0]
+        weights = sum(p.numel() for p in layer.parameters())
+        return float(weights / (4 * layer.self_attn.o_proj.in_features))
 
     def _checkpoint_without_dropout(self) -> None:
         # transformers recomputes activations only in training mode, which would also switch dropout on.

@@ -2,13 +2,19 @@
 
 Only what the loss needs is computed. A row ends before its last scored token (nothing after it can
 matter), and the vocabulary is projected at scored positions alone: in agentic data a tenth of all tokens.
-Rows are sorted by length and padded on the right, where causal attention hides the padding from every
-real token without a mask, so the fast causal kernel is used.
+Rows that begin alike share a line, where their common inputs stand once:
 
-Several ranks divide the rows by their tokens and go through the model equally often, because the model
+    a b c d        a b c d          each row's inputs, and only they, see each other: a branch
+    a b c e f  ->          e f      of the tree of all rows' inputs, in depth-first order
+    a b g                      g
+
+Lines are sorted by length and padded on the right, where causal attention hides the padding from every
+real token without a mask, so the fast causal kernel is used unless rows share a line.
+
+Several ranks divide the lines by their tokens and go through the model equally often, because the model
 is gathered layer by layer by all of them together.
 
-Shapes: B rows, T longest input of the micro-batch, N scored tokens.
+Shapes: B lines, T longest line of the micro-batch, N scored tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +39,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Where the inputs of lines stand in their rows, and which of them see each other."""
+
+    depths_BT: NDArray[np.int64]
+    """Position of each input in its rows."""
+    ends_BT: NDArray[np.int64]
+    """Index in the line behind the last input that sees this one: input i sees j where j <= i < ends[j]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """Rows that go through the model together."""
 
     rows: tuple[int, ...]
     """Which rows, as indices into the list that was packed."""
     input_ids_BT: NDArray[np.int64]
+    tree: Tree | None = None
+    """How rows share lines; None: each has one of its own, and sees what is before it."""
     positions_N: NDArray[np.int64]
     """Flat indices into `[B * T]` of the inputs that predict `targets_N`, row by row."""
     targets_N: NDArray[np.int64]
@@ -64,21 +82,72 @@ def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
 
 
 def pack(
-    rows: Sequence[Row], max_tokens: int, *, rank: int = 0, world_size: int = 1, pad_id: int = 0
+    rows: Sequence[Row],
+    max_tokens: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    pad_id: int = 0,
+    pairs_per_token: float = 0.0,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of at most `max_tokens` inputs, padding included, longest rows first.
+    """This rank's micro-batches of at most `max_tokens` inputs, padding included, longest lines first.
 
-    Every row is in exactly one of all ranks; a row longer than the budget gets one of its own. Each rank
-    gets the same number; where its rows make fewer, the rest are fillers.
+    Every row is in exactly one of all ranks; a row longer than the budget gets a line and a micro-batch of
+    its own. Each rank gets the same number; where its lines make fewer, the rest are fillers.
+    `pairs_per_token`: for how many pairs of tokens attention takes as long as the rest of the model for one
+    token. Rows share a line while that saves time; with 0 none do.
     """
-    shares = divide([len(row.input_ids) for row in rows], world_size)
-    groups = [_groups(rows, share, max_tokens) for share in shares]
+    lines = share_lines(rows, max_tokens, pairs_per_token)
+    shares = divide([line.num_inputs for line in lines], world_size)
+    groups = [_groups([lines[index] for index in share], max_tokens) for share in shares]
     batches = [_pad(rows, group, pad_id) for group in groups[rank]]
     num_missing = max(map(len, groups)) - len(batches)
     if num_missing:
         shortest = min(range(len(rows)), key=lambda index: len(rows[index].input_ids))
-        batches += [replace(_pad(rows, [shortest], pad_id), is_filler=True)] * num_missing
+        line = Line(members=((shortest, 0),), num_inputs=len(rows[shortest].input_ids))
+        batches += [replace(_pad(rows, [line], pad_id), is_filler=True)] * num_missing
     return batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Rows whose inputs stand in one line."""
+
+    members: tuple[tuple[int, int], ...]
+    """Index of each row, and how many of its first inputs are those of the row before it."""
+    num_inputs: int
+
+
+def share_lines(rows: Sequence[Row], max_tokens: int, pairs_per_token: float) -> list[Line]:
+    """The rows in lines; see `pack`.
+
+    In the order of their inputs, rows that begin alike are neighbors. Each continues the line of the one
+    before it if the inputs saved are worth more than attention over a longer line costs.
+    """
+    if pairs_per_token <= 0:
+        return [Line(members=((i, 0),), num_inputs=len(row.input_ids)) for i, row in enumerate(rows)]
+    lines: list[Line] = []
+    # As bytes, big-endian numbers sort like the numbers.
+    order = sorted(range(len(rows)), key=lambda index: rows[index].input_ids.astype(">i8").tobytes())
+    for before, index in zip([None, *order], order, strict=False):
+        own = len(rows[index].input_ids)
+        if before is not None:
+            line = lines[-1]
+            shared = _num_shared(rows[before].input_ids, rows[index].input_ids)
+            longer = line.num_inputs + own - shared
+            more_pairs = longer**2 - line.num_inputs**2 - own**2
+            if longer <= max_tokens and shared * pairs_per_token > more_pairs:
+                lines[-1] = Line(members=(*line.members, (index, shared)), num_inputs=longer)
+                continue
+        lines.append(Line(members=((index, 0),), num_inputs=own))
+    return lines
+
+
+def _num_shared(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """First inputs that are the same."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
 
 
 def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
@@ -95,29 +164,39 @@ def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return shares
 
 
-def _groups(rows: Sequence[Row], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """`indices`, longest row first, in runs that fit the budget once padded to their first."""
-    groups: list[list[int]] = []
+def _groups(lines: Sequence[Line], max_tokens: int) -> list[list[Line]]:
+    """`lines`, longest first, in runs that fit the budget once padded to their first."""
+    groups: list[list[Line]] = []
     start = 0
-    while start < len(indices):
-        stop = start + max(1, max_tokens // len(rows[indices[start]].input_ids))
-        groups.append(list(indices[start:stop]))
+    while start < len(lines):
+        stop = start + max(1, max_tokens // lines[start].num_inputs)
+        groups.append(list(lines[start:stop]))
         start = stop
     return groups
 
 
-def _pad(rows: Sequence[Row], indices: list[int], pad_id: int) -> MicroBatch:
-    longest = max(len(rows[index].input_ids) for index in indices)
-    input_ids_BT = np.full((len(indices), longest), pad_id, np.int64)
-    for line, index in enumerate(indices):
-        inputs = rows[index].input_ids
-        input_ids_BT[line, : len(inputs)] = inputs
+def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
+    longest = max(line.num_inputs for line in lines)
+    input_ids_BT = np.full((len(lines), longest), pad_id, np.int64)
+    depths_BT = np.zeros_like(input_ids_BT)
+    ends_BT = np.tile(np.arange(1, longest + 1), (len(lines), 1))  # padding sees and is seen by itself
+    positions: list[NDArray[np.int64]] = []
+    for number, line in enumerate(lines):
+        path, end = np.zeros(0, np.int64), 0
+        for index, shared in line.members:
+            inputs = rows[index].input_ids
+            start, end = end, end + len(inputs) - shared
+            path = np.concatenate([path[:shared], np.arange(start, end)])
+            input_ids_BT[number, start:end] = inputs[shared:]
+            depths_BT[number, start:end] = np.arange(shared, len(inputs))
+            ends_BT[number, path] = end
+            positions.append(number * longest + path[rows[index].scored - 1])
+    members = [index for line in lines for index, _ in line.members]
     return MicroBatch(
-        rows=tuple(indices),
+        rows=tuple(members),
         input_ids_BT=input_ids_BT,
-        positions_N=np.concatenate(
-            [line * longest + rows[index].scored - 1 for line, index in enumerate(indices)]
-        ),
-        targets_N=np.concatenate([rows[index].targets for index in indices]),
-        num_real_tokens=sum(len(rows[index].input_ids) for index in indices),
+        tree=Tree(depths_BT=depths_BT, ends_BT=ends_BT) if len(members) > len(lines) else None,
+        positions_N=np.concatenate(positions),
+        targets_N=np.concatenate([rows[index].targets for index in members]),
+        num_real_tokens=sum(line.num_inputs for line in lines),
     )

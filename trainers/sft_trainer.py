@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,13 +32,11 @@ class SftTrainer(TorchTrainer):
         num_tokens = sum(len(row.scored) for row in rows)
 
         def imitate(micro: MicroBatch, tally: StepMetrics) -> Tensor:
-            logits_NV, _ = self.model.forward(micro)
-            targets_N = self._tensor(micro.targets_N)
-            tally.add("accuracy", (logits_NV.detach().argmax(-1) == targets_N).float())
-            loss_N = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+            scores, _ = self.model.scores(micro)
+            tally.add("accuracy", (scores.logprobs_N.detach() >= scores.top_logprobs_N).float())
             weight = 0.0 if micro.is_filler else 1.0 / num_tokens
             weights_N = self._tensor(np.full(len(micro.targets_N), weight, np.float32))
-            return (weights_N * loss_N).sum()
+            return -(weights_N * scores.logprobs_N).sum()
 
         tally = StepMetrics()
         self._accumulate_with(imitate, rows, tally)

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.algorithms.logits import token_logprobs_and_entropy
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
@@ -88,7 +87,7 @@ class TorchTrainer(PolicyTrainer):
         return self.model.vocab_size
 
     def kernels(self) -> Mapping[str, str]:
-        return {"attention": self.model.attention}
+        return {"attention": self.model.attention, "products": str(self.model.precision)}
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
@@ -192,15 +191,13 @@ class TorchTrainer(PolicyTrainer):
             )
 
     def _outputs(self, micro: MicroBatch) -> TokenOutputs:
-        logits_NV, hidden_NH = self.model.forward(micro)
-        logprobs_N, entropy_N = token_logprobs_and_entropy(
-            logits_NV,
-            self._tensor(micro.targets_N),
+        scores, hidden_NH = self.model.scores(
+            micro,
             temperature=self.algorithm.logprob_temperature,
             entropy_gradient=self.objective.entropy_gradient,
         )
         values_N = self.model.predict_values(hidden_NH) if self.model.value_head is not None else None
-        return TokenOutputs(logprobs_N=logprobs_N, entropy_N=entropy_N, values_N=values_N)
+        return TokenOutputs(logprobs_N=scores.logprobs_N, entropy_N=scores.entropy_N, values_N=values_N)
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
@@ -224,13 +221,17 @@ class TorchTrainer(PolicyTrainer):
     def _pack(self, rows: Sequence[Row]) -> list[MicroBatch]:
         ranks = self.config.rank
         budget = self.training.max_tokens_per_microbatch
-        return pack(rows, budget, rank=ranks.rank, world_size=ranks.world_size)
+        return pack(
+            rows,
+            budget,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            pairs_per_token=self.model.pairs_per_token,
+        )
 
     def _token_logprobs(self, micro: MicroBatch) -> Tensor:
-        logits_NV, _ = self.model.forward(micro)
-        return token_logprobs_and_entropy(
-            logits_NV, self._tensor(micro.targets_N), temperature=self.algorithm.logprob_temperature
-        )[0]
+        scores, _ = self.model.scores(micro, temperature=self.algorithm.logprob_temperature)
+        return scores.logprobs_N
 
     def _token_values(self, micro: MicroBatch) -> Tensor:
         return self.model.predict_values(self.model.forward(micro)[1])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.base.settings.memory import FLOAT32, Memory, ModelSizes
+from envsdk.base.settings.precision import DType, Precision, precision
 from envsdk.base.settings.strict import StrictSettings
 
 
@@ -61,11 +63,16 @@ class LoRAArgs(StrictSettings):
         return self.alpha or 2.0 * self.rank
 
 
+PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+"""Models that leave their logits as the output embedding gives them, and take a mask and positions."""
+
+
 class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass. Weights, optimizer and log-probabilities stay float32."""
+    dtype: DType = "auto"
+    """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the
+    processor multiplies it, else float32. Weights, optimizer and log-probabilities stay float32."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of one operator; more than one rarely pays below some ten million parameters."""
     gradient_checkpointing: bool = False
@@ -85,21 +92,44 @@ class TransformersArgs(StrictSettings):
         ranks = self.ranks_per_model_copy(num_ranks)
         trained = model.num_parameters if self.lora is None else model.adapter_parameters(self.lora.rank)
         frozen = model.num_parameters if self.lora is not None else 0
-        element_bytes = FLOAT32 if self.dtype == "float32" else BFLOAT16
+        element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
         # In float32: weights, gradient, two moments.
         return {
             "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
             **self.gathered_memory(model, ranks),
+            **self._copy_memory(model, element_bytes, ranks),
             "activations": model.activation_bytes(
                 num_tokens, element_bytes, recomputed=self.gradient_checkpointing
             ),
-            "logits, if every token is scored": model.logit_bytes(num_tokens),
+            **self._logit_memory(model, num_tokens),
         }
+
+    @staticmethod
+    def _copy_memory(model: ModelSizes, element_bytes: int, ranks: int) -> Memory:
+        """Of a micro-batch's forward and backward pass; several ranks gather theirs in this type."""
+        if ranks > 1 or element_bytes == FLOAT32:
+            return {}
+        return {"weights in bfloat16": element_bytes * model.num_parameters}
+
+    @staticmethod
+    def _logit_memory(model: ModelSizes, num_tokens: int) -> Memory:
+        if model.model_type in PLAIN_MODEL_TYPES:
+            return {"logits, and gradient of the embeddings": model.score_bytes(num_tokens)}
+        return {"logits, if every token is scored": model.logit_bytes(num_tokens)}
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
         return {"weights": FLOAT32 * model.num_parameters / ranks, **self.gathered_memory(model, ranks)}
+
+    def precision(self, stored: str) -> Precision:
+        """Precision of the forward pass of a model whose folder names the type `stored`."""
+        return precision(self.dtype, stored=stored, device=self.kind_of_device)
+
+    @property
+    def kind_of_device(self) -> str:
+        """The device, or the kind of it where each rank has its own."""
+        raise NotImplementedError
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         """Ranks that share one copy of the weights."""
@@ -140,7 +170,7 @@ class TransformersArgs(StrictSettings):
 
     @model_validator(mode="after")
     def _flash_takes_half(self) -> TransformersArgs:
-        if "flash" in self.attn_implementation and self.dtype == "float32":
+        if "flash" in self.attn_implementation and self.dtype != "bfloat16":
             raise ValueError(f"attn_implementation: {self.attn_implementation} needs dtype: bfloat16")
         return self
 
@@ -160,6 +190,10 @@ class TorchStrategyConfig(TransformersArgs):
     device: str = "cpu"
     """A torch device such as `cpu` or `cuda:0`."""
 
+    @property
+    def kind_of_device(self) -> str:
+        return self.device
+
 
 class FSDP2StrategyConfig(TransformersArgs):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: fsdp2_train`.
@@ -174,18 +208,23 @@ class FSDP2StrategyConfig(TransformersArgs):
     """Free a layer's full weights after its forward pass and gather them again for the backward pass;
     false keeps them: less traffic, more memory."""
 
+    @property
+    def kind_of_device(self) -> str:
+        return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         return self.shard_size or num_ranks
 
     def gathered_memory(self, model: ModelSizes, ranks: int) -> Memory:
         if ranks == 1:
             return {}
+        element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
         # One layer computes while the next one is gathered; what is in no layer stays.
         layers = 2 * model.num_layer_parameters / model.num_layers
         if not self.reshard_after_forward:
             layers = model.num_layer_parameters
         rest = model.num_parameters - model.num_layer_parameters
-        return {"gathered weights": (layers + rest) * model.element_bytes(self.dtype)}
+        return {"gathered weights": (layers + rest) * element_bytes}
 
     def layout(self, num_ranks: int) -> str:
         """What the ranks are for, in words; ValueError when `shard_size` does not divide them."""

@@ -13,13 +13,14 @@ from pydantic import BaseModel
 from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import known_folder
-from envsdk.base.store.model_files import model_sizes
+from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import (
     ChoosesAttention,
+    ChoosesPrecision,
     SharesOutRanks,
     environment_notes,
     runs_on_several_ranks,
@@ -103,7 +104,9 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ),
         ("actor_train runs on", _devices(config.actor_train, "trainers")),
         *_attention("actor_train", config.actor_train),
+        *_precision(config, "actor_train", config.actor_train, "trainers"),
         ("actor_infer runs on", f"{_devices(config.actor_infer, 'engines')}, {_engines(config)}"),
+        *_precision(config, "actor_infer", config.actor_infer, "engines"),
         (
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
@@ -273,6 +276,15 @@ def _sum(memory: Memory) -> str:
 def _gib(num_bytes: float) -> str:
     gib = num_bytes / 2**30
     return f"{gib:,.1f}" if gib >= 0.05 else f"{gib:.2g}"
+
+
+def _precision(config: RunConfig, key: str, role: Role, kind: str) -> Iterator[tuple[str, str]]:
+    """The type that a role computes in, where its plug-in chooses it and the model is known."""
+    settings = _settings(role, kind)
+    folder = known_folder(config.pretrain) or Path(config.pretrain).expanduser()
+    is_tiny = config.pretrain == EMBEDDED_DEFAULT
+    if isinstance(settings, ChoosesPrecision) and (is_tiny or is_model_folder(folder)):
+        yield f"{key} dtype", str(settings.precision("float32" if is_tiny else stored_dtype(folder)))
 
 
 def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
 from envsdk.base import registry
 from envsdk.base.plugins import load_plugin, plugin_names
+from envsdk.base.settings.precision import Precision
 from envsdk.base.settings.problems import KeyPath
 from envsdk.config.models import RunConfig
 from envsdk.config.role_models import Role
@@ -103,6 +104,15 @@ class ChoosesAttention(Protocol):
 
     def attention_problem(self) -> str | None:
         """What is missing on this machine for it."""
+        ...
+
+
+@runtime_checkable
+class ChoosesPrecision(Protocol):
+    """Strategy settings of a plug-in that computes a model in one of several types."""
+
+    def precision(self, stored: str) -> Precision:
+        """The type and the reason, for a model whose folder names the type `stored`."""
         ...
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.trainers.packing import divide, make_row, pack
+from envsdk.trainers.packing import MicroBatch, divide, make_row, pack
 
 masks = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=12)
 
@@ -69,3 +69,59 @@ def test_shares_differ_by_no_more_than_one_size(sizes, parts) -> None:
     assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
     totals = [sum(sizes[index] for index in share) for share in shares]
     assert max(totals) - min(totals) <= max(sizes, default=0)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=12),
+    st.integers(1, 60),
+    st.integers(1, 3),
+    st.sampled_from([0.5, 20.0, 1e6]),
+)
+def test_in_a_shared_line_every_token_sees_what_precedes_it_in_its_row_and_nothing_else(
+    sequences, budget, world_size, pairs_per_token
+) -> None:
+    rows = [make_row(np.array(ids, np.int32), np.ones(len(ids), np.int8)) for ids in sequences]
+    assert all(row is not None for row in rows)
+    found: list[int] = []
+    for rank in range(world_size):
+        for micro in pack(rows, budget, rank=rank, world_size=world_size, pairs_per_token=pairs_per_token):
+            contexts = iter(_contexts(micro))
+            for index in micro.rows:
+                for token in rows[index].scored:
+                    assert next(contexts) == sequences[index][:token]
+            np.testing.assert_array_equal(
+                micro.targets_N, np.concatenate([rows[index].targets for index in micro.rows])
+            )
+            assert micro.input_ids_BT.size <= budget or len(micro.rows) == 1
+            found += [] if micro.is_filler else micro.rows
+    assert sorted(found) == list(range(len(rows)))
+
+
+def _contexts(micro: MicroBatch) -> list[list[int]]:
+    """Inputs that each scored position sees, in the order of their depths."""
+    length = micro.input_ids_BT.shape[1]
+    contexts = []
+    for position in micro.positions_N.tolist():
+        line, own = divmod(position, length)
+        ids, seen = micro.input_ids_BT[line], list(range(own + 1))
+        if micro.tree is not None:
+            ends, depths = micro.tree.ends_BT[line], micro.tree.depths_BT[line]
+            seen = [before for before in seen if own < ends[before]]
+            assert depths[seen].tolist() == list(range(len(seen)))
+        contexts.append(ids[seen].tolist())
+    return contexts
+
+
+def test_a_prompt_that_a_group_shares_is_computed_once() -> None:
+    prompt = np.arange(40)
+    sequences = [np.concatenate([prompt, [100 + reply] * 11]).astype(np.int32) for reply in range(8)]
+    rows = [make_row(ids, (np.arange(51) >= 40).astype(np.int8)) for ids in sequences]
+    (micro,) = pack(rows, 4096, pairs_per_token=1000.0)
+    assert micro.input_ids_BT.shape == (1, 40 + 8 * 10)
+    assert sum(batch.input_ids_BT.size for batch in pack(rows, 4096)) == 8 * 50
+
+
+def test_rows_whose_replies_are_long_for_their_prompt_keep_lines_of_their_own() -> None:
+    sequences = [np.concatenate([np.arange(20), np.full(800, 100 + reply)]) for reply in range(8)]
+    rows = [make_row(ids.astype(np.int32), (np.arange(820) >= 20).astype(np.int8)) for ids in sequences]
+    assert all(batch.tree is None for batch in pack(rows, 8192, pairs_per_token=1000.0))

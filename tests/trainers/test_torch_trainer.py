@@ -15,6 +15,7 @@ from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import LossAggregation
 from envsdk.contracts.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
+from envsdk.trainers.packing import make_row
 from envsdk.trainers.sft_trainer import SftTrainer
 from envsdk.trainers.torch_optimizer import learning_rate_at
 from envsdk.trainers.torch_trainer import TorchTrainer
@@ -164,6 +165,41 @@ def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
     ours = dict(trainer.weights())
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(ours[name], parameter.detach().numpy(), rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", [{}, {"attn_implementation": "eager"}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
+def test_sequences_that_share_a_line_make_the_step_they_make_apart(
+    folder, strategy, make_config, make_sequences, request
+) -> None:
+    sequences = [
+        dataclasses.replace(
+            sequence,
+            ids=np.concatenate([3 + np.arange(12 * (index % 2)), [9, 8, 7], sequence.ids])[
+                : len(sequence.ids)
+            ].astype(np.int32),
+        )
+        for index, sequence in enumerate(make_sequences(9))
+    ]
+    batch, gradients, metrics = TrainBatch(step=0, sequences=sequences), [], []
+    for pairs_per_token in (0.0, 1e6):
+        trainer = TorchTrainer.create(
+            make_config(
+                model=request.getfixturevalue(folder),
+                algorithm={"entropy_loss_coef": 0.1},
+                training_args={"max_grad_norm": None},
+                strategy_config=strategy,
+            )
+        )
+        assert trainer.model.pairs_per_token > 0
+        trainer.model.pairs_per_token = pairs_per_token
+        packed = trainer._pack([row for each in sequences if (row := make_row(each.ids, each.response_mask))])
+        assert any(micro.tree is not None for micro in packed) == (pairs_per_token > 0)
+        gradients.append(_gradients_of_one_step(trainer, batch, metrics))
+    for name, gradient in gradients[1].items():
+        np.testing.assert_allclose(gradient, gradients[0][name], rtol=0, atol=1e-5, err_msg=name)
+    for name in ("actor/entropy", "actor/loss", "actor/logprob_gap_max"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4, abs=1e-6)
 
 
 def test_reinforcement_raises_the_probability_of_the_rewarded_arm(make_config) -> None:

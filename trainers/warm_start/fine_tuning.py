@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
+from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
 from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
@@ -83,8 +84,9 @@ class SFTConfig(Options):
     """Depth of a new tiny policy."""
     num_heads: PositiveInt = 4
     """Attention heads of a new tiny policy; divides `hidden_size`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward pass; weights and optimizer stay float32."""
+    dtype: DType = "auto"
+    """Precision of the forward pass; weights and optimizer stay float32. The model's own when absent, where
+    the processor multiplies it."""
     device: str = "cpu"
     """A torch device such as `cpu` or `cuda:0`."""
     num_threads: PositiveInt = 1

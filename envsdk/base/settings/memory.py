@@ -13,6 +13,9 @@ from typing import Protocol, runtime_checkable
 FLOAT32 = 4
 BFLOAT16 = 2
 
+LOGITS_AT_ONCE = 1 << 24
+"""Logits that a trainer computes at once, where it does not have to keep them."""
+
 Memory = Mapping[str, float]
 """Bytes on each device by what they are for, in the order to be shown."""
 
@@ -42,8 +45,13 @@ class ModelSizes:
     vocab_size: int
     norms_queries: bool = False
     """Whether queries and keys of each head are normalized, as in Qwen3."""
-    stored_bytes: int = BFLOAT16
-    """Bytes of an element, in the type that the folder says the model is for."""
+    stored_dtype: str = "bfloat16"
+    """The type that the folder says the model is for."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an element in it."""
+        return FLOAT32 if self.stored_dtype == "float32" else BFLOAT16
 
     def element_bytes(self, dtype: str | None) -> int:
         """Bytes of an element of this type; None and `auto` are the model's own."""
@@ -87,6 +95,11 @@ class ModelSizes:
         if recomputed:
             return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 // ranks + layer)
         return num_tokens * self.num_layers * layer
+
+    def score_bytes(self, num_tokens: int) -> int:
+        """Logits of a few tokens at a time, with gradient; and the gradient of head and embeddings."""
+        at_once = min(num_tokens * self.vocab_size, LOGITS_AT_ONCE)
+        return 3 * FLOAT32 * (at_once + self.vocab_size * self.hidden_size)
 
     def logit_bytes(self, num_tokens: int) -> int:
         """Logits, their log-probabilities and their gradient, in float32."""

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.settings.memory import BFLOAT16, FLOAT32, ModelSizes
+from envsdk.base.settings.memory import ModelSizes
 from envsdk.contracts.failures import ConfigurationError
 
 _LENGTH_BYTES = 8
@@ -26,6 +26,7 @@ _DIGEST_BYTES = 1 << 20
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte)\.weight$")
 _COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Types of models whose keys in config.json mean what `model_sizes` takes them for."""
+_NO_DTYPE = "no type"
 _CHAT_TIMEOUT_S = 120.0
 """Reading the largest tokenizer takes seconds; a chat template is a program, which may never end."""
 _CHAT_BYTES = 8 * 1024**3
@@ -148,9 +149,6 @@ def model_sizes(folder: Path) -> ModelSizes:
         shapes.pop("lm_head.weight", None)  # stored once more, and loaded once
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
     head_dim = int(text.get("head_dim") or hidden // heads)
-    dtype = str(
-        text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
-    )
     in_layers = {name: shape for name, shape in shapes.items() if ".layers." in name}
     return ModelSizes(
         model_type=kind,
@@ -166,8 +164,22 @@ def model_sizes(folder: Path) -> ModelSizes:
         head_width=head_dim,
         vocab_size=text["vocab_size"],
         norms_queries=kind.startswith("qwen3"),
-        stored_bytes=FLOAT32 if dtype == "float32" else BFLOAT16,
+        stored_dtype=_dtype(config),
     )
+
+
+def stored_dtype(folder: Path) -> str:
+    """The type that config.json says the model is for, such as `bfloat16`; `no type` where it says none."""
+    try:
+        return _dtype(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        return _NO_DTYPE
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    sections = (config.get("text_config") or {}, config)
+    named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
+    return str(next(filter(None, named), _NO_DTYPE))
 
 
 def _missing_files(folder: Path) -> list[str]:

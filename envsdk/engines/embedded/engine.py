@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import torch
 
 from envsdk.base.settings.validation import validated
-from envsdk.base.store.model_files import require_model_folder
+from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.engines.core import Core, Counters, Reply
 from envsdk.engines.embedded.architecture import Architecture
@@ -316,7 +316,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         raise ConfigurationError(
             f"strategy_config.device {settings.device!r} cannot be used: {error}"
         ) from error
-    dtype = _DTYPES[settings.dtype]
+    dtype = _DTYPES[settings.precision(stored_dtype(folder)).dtype]
     max_running = settings.max_running or config.max_running
     if settings.kv_slots is not None and settings.kv_slots < max_running:
         raise ConfigurationError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import PositiveInt
 
 from envsdk.base.settings.memory import Memory, ModelSizes
+from envsdk.base.settings.precision import DType, Precision, precision
 from envsdk.engines.settings import EngineSettings
 
 _DEFAULT_CACHE_BYTES = 1 << 30
@@ -19,8 +18,9 @@ class EmbeddedSettings(EngineSettings):
 
     num_threads: PositiveInt = 1
     """Threads of one PyTorch operation. One is fastest for models of a few million parameters."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Weights and KV cache; log-probabilities are always computed in float32."""
+    dtype: DType = "auto"
+    """Weights and KV cache: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the processor
+    multiplies it, else float32. Log-probabilities are always computed in float32."""
     device: str = "cpu"
     """Any PyTorch device."""
     max_running: PositiveInt | None = None
@@ -43,9 +43,13 @@ class EmbeddedSettings(EngineSettings):
         running = self.max_running or max_running
         return self.kv_slots or max(running, min(4 * running, _DEFAULT_CACHE_BYTES // slot_bytes))
 
+    def precision(self, stored: str) -> Precision:
+        """Precision of a model whose folder names the type `stored`."""
+        return precision(self.dtype, stored=stored, device=self.device)
+
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
-        element_bytes = model.element_bytes(self.dtype)
+        element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
         if self.force_generic or model.model_type not in FAST_MODEL_TYPES:
             weights = float(model.num_parameters * element_bytes)  # it keeps no keys and values
             return {"weights": weights, "new weights while they come": weights}

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from envsdk.algorithms.kl import K3_MAX_WEIGHT, kl_estimate
-from envsdk.algorithms.logits import token_logprobs_and_entropy
+from envsdk.algorithms.logits import projected_tokens, token_logprobs_and_entropy
 from envsdk.algorithms.losses import value_loss
 
 logprobs = st.floats(-2.9, -0.01)
@@ -136,3 +137,32 @@ def test_k1_and_k3_average_to_the_exact_divergence_and_k2_has_its_gradient(seed:
     sampled = (policy.detach().exp() * kl_estimate(policy, reference, "k2")).sum()
     [gradient] = torch.autograd.grad(sampled, logits)
     torch.testing.assert_close(gradient, true_gradient)
+
+
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_and_gradients_without_logits_are_those_of_logits(
+    entropy_gradient, temperature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsdk.algorithms.logits.LOGITS_AT_ONCE", 60)  # three tokens
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(13, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    ids, by_logprob, by_entropy = torch.randint(0, 20, (13,)), torch.randn(13), torch.randn(13)
+    logits = hidden @ weight.t()
+    expected = token_logprobs_and_entropy(
+        logits, ids, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    found = projected_tokens(
+        hidden, weight, ids, dtype=torch.float32, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    tops = torch.log_softmax(logits / temperature, -1).amax(-1)
+    torch.testing.assert_close(tuple(found), (*expected, tops.detach()), rtol=0, atol=1e-5)
+    assert found.entropy_N.requires_grad == entropy_gradient
+
+    def gradients(logprobs: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = (by_logprob * logprobs).sum()
+        if entropy_gradient:
+            loss = loss + (by_entropy * entropy).sum()
+        return torch.autograd.grad(loss, (hidden, weight))
+
+    torch.testing.assert_close(gradients(*found[:2]), gradients(*expected), rtol=0, atol=1e-5)
