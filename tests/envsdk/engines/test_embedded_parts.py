@@ -1,4 +1,4 @@
-"""Attention in blocks and packed matrices: the parts of the fast path in bfloat16."""
+"""Attention in blocks, packed matrices and the search among the likeliest tokens."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.engines.embedded import attention, onednn
+from envsdk.engines.embedded import attention, onednn, sampling
+from envsdk.engines.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(
@@ -68,3 +69,31 @@ def test_scores_are_products_of_queries_and_keys_and_hidden_where_the_mask_says(
     found = onednn.scores(queries, keys, mask if with_mask else None)
     assert found.is_contiguous()
     torch.testing.assert_close(found.float(), expected, atol=0.1, rtol=0.02)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 30), st.floats(0.05, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=5
+    ),
+    likeliest=st.integers(2, 12),
+    ties=st.booleans(),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_is_left_out_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
+    rows: list[tuple[int, float, float]], likeliest: int, ties: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    logits = torch.randn(len(rows), 24) * 3
+    if ties:
+        logits = logits.round()
+    params = [SamplingParams(max_new_tokens=1, top_k=k, top_p=p, min_p=m) for k, p, m in rows]
+    uniforms = torch.rand(len(rows))
+    plan = sampling.SamplingPlan.of(params, CPU)
+    expected = sampling.sample(logits, uniforms, plan)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "_LIKELIEST", likeliest)
+        found = sampling.sample(logits, uniforms, plan)
+    torch.testing.assert_close(found.logprobs_B, expected.logprobs_B, atol=1e-5, rtol=1e-5)
+    if not ties:  # of equally likely tokens any may be the last that is kept
+        assert found.tokens_B.tolist() == expected.tokens_B.tolist()
