@@ -109,7 +109,7 @@ def worker_setups(
             engines=engines,
             engines_return=True,
             parcels=parcels or Parcels(),
-            shares_prompts=not config.is_num_return_sequences_expand,
+            shares_prompts=config.shares_prompts,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },

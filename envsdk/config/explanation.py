@@ -156,8 +156,7 @@ def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _requests(config: RunConfig) -> str:
     infer, manager = config.actor_infer, config.train_env_manager
     wanted = config.capacity + manager.num_groups_redundancy * manager.group_size
-    is_own = config.is_num_return_sequences_expand
-    each = "of its own" if is_own else "beside those of its group, at one engine"
+    each = "that shares the prompt of its group" if config.shares_prompts else "of its own"
     engines = "1 engine answers" if infer.num_engines == 1 else f"{infer.num_engines} engines answer"
     plural = "" if infer.num_engines == 1 else " each"
     return (

@@ -139,9 +139,10 @@ class RunConfig(AlgorithmKeys, Section):
     """Whether more groups are started than a batch needs; the first complete ones are trained on."""
     max_additional_running_prompts: NonNegativeInt = 16
     """How many more."""
-    is_num_return_sequences_expand: bool = True
+    is_num_return_sequences_expand: bool | None = None
     """Whether each member of a group is a request of its own, on any engine. False: the first requests of a
-    group go to one engine, which computes their prompt once."""
+    group go to one engine, which computes their prompt once. Null: false with one engine, true with several,
+    where it keeps long replies of a group from queueing at one of them."""
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
     model_update_buffer_size_mb: PositiveInt = 32
@@ -255,6 +256,12 @@ class RunConfig(AlgorithmKeys, Section):
     def train_batch_size(self) -> int:
         """Trajectories in one training batch."""
         return self.rollout_batch_size * (self.num_return_sequences_in_group or 1)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the first requests of a group go to one engine."""
+        infer, given = self.actor_infer, self.is_num_return_sequences_expand
+        return (infer.max_engines or infer.num_engines) == 1 if given is None else not given
 
     @property
     def num_train_groups(self) -> int:

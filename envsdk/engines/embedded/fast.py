@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from envsdk.engines.embedded import onednn
 from envsdk.engines.embedded.architecture import Architecture
+from envsdk.engines.embedded.attention import attended, attended_fused, attended_in_blocks
 from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
 from envsdk.engines.embedded.recorded import RecordedRows, Recorder
 
@@ -39,7 +42,7 @@ _WIDENING = 8
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Matrices are stored input by output, contiguous, in the widened stream's axes."""
+    """Matrices in the axes of the widened stream: input by output, contiguous; or packed, see `onednn`."""
 
     qkv: Tensor
     """`[W, K * (G + 2) * D]`"""
@@ -120,6 +123,7 @@ class FastDecoder(Decoder[FastWeights]):
         self.device = device
         self._arch = arch
         self._dtype = dtype
+        self._packs = onednn.serves(dtype, device) and not reproducible
         self._max_prefill_tokens = max_prefill_tokens
         # An odd multiple of 8 positions: at a power of two, all slots would compete for the same few
         # lines of the processor's caches.
@@ -240,11 +244,16 @@ class FastDecoder(Decoder[FastWeights]):
     def _reading(self, matrix: Tensor, norm: Tensor) -> Tensor:
         """A matrix `[out, H]` that reads the stream after the norm `[H]`, as `[W, out]`."""
         factor = math.sqrt(self._arch.hidden_size / self._width)
-        return self._rotated(matrix * (norm * factor)).t().to(self._dtype).contiguous()
+        return self._stored(self._rotated(matrix * (norm * factor)))
 
     def _writing(self, matrix: Tensor) -> Tensor:
         """A matrix `[H, in]` that adds to the stream, as `[in, W]`."""
-        return self._rotated(matrix.t()).to(self._dtype).contiguous()
+        return self._stored(self._rotated(matrix.t()).t())
+
+    def _stored(self, matrix: Tensor) -> Tensor:
+        """A matrix `[out, in]` as `_product` takes it."""
+        matrix = matrix.to(self._dtype)
+        return onednn.packed(matrix) if self._packs else matrix.t().contiguous()
 
     def use(self, weights: FastWeights) -> None:
         if self._recorded is None or self._weights is None:
@@ -256,6 +265,8 @@ class FastDecoder(Decoder[FastWeights]):
 
     def _product(self, rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
         """`rows @ matrix + added`; reproducible, what a row becomes does not depend on how many there are."""
+        if matrix.is_mkldnn:
+            return onednn.product(rows, matrix, added)
         if not self._reproducible:
             return rows @ matrix if added is None else torch.addmm(added, rows, matrix)
         count = len(rows)
@@ -369,6 +380,12 @@ class FastDecoder(Decoder[FastWeights]):
         targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._span + positions[:, None, None]
         targets = torch.from_numpy(targets_np).to(device)
         in_blocks = not self._reproducible or longest_new * longest > _MAX_SCORES
+        if not in_blocks:
+            attend = attended
+        elif self._packs:
+            attend = partial(attended_in_blocks, past=max(past))
+        else:
+            attend = attended_fused
         longest = self._num_keys(longest)
         reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
         hidden = torch.arange(longest, device=device) > reach[:, :, None]
@@ -385,7 +402,6 @@ class FastDecoder(Decoder[FastWeights]):
                 queries = spread.index_copy_(0, place, queries)
             # Keys past a row's end are hidden: the row's own queries come before them.
             kept = cache[slots].view(rows, arch.num_kv_heads, 2, self._span, arch.head_dim)
-            attend = self._attend_in_blocks if in_blocks else self._attend
             attention = attend(
                 queries.view(rows, longest_new, arch.num_kv_heads, group, -1).transpose(1, 2),
                 kept[:, :, 0, :longest],
@@ -396,32 +412,6 @@ class FastDecoder(Decoder[FastWeights]):
             stream = self._attended(stream, flat if place is None else flat[place], layer)
             stream = self._feed_forward(stream, layer)
         return stream
-
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
-        """Rows R: queries `[R, K, T, G, D]`, keys and values `[R, K, L, D]`, hidden `[R, T, L]`.
-
-        Multiplies as `decode` does, so that it does not matter with which rows a token is computed.
-        """
-        rows, num_heads, num_new, group, dim = queries.shape
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
-        mask.masked_fill_(hidden, -torch.inf)
-        mask = mask.repeat_interleave(group, 1).repeat_interleave(num_heads, 0)
-        scores = torch.baddbmm(mask, queries.reshape(-1, num_new * group, dim), keys.flatten(0, 1).mT)
-        attention = torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1))
-        return attention.view(rows, num_heads, num_new, group, dim)
-
-    def _attend_in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
-        """The same without all scores in memory at once."""
-        rows, num_heads, num_new, group, dim = queries.shape
-        attention = F.scaled_dot_product_attention(
-            queries.transpose(2, 3).reshape(rows, num_heads * group, num_new, dim),
-            keys,
-            values,
-            attn_mask=~hidden[:, None],
-            scale=1.0,
-            enable_gqa=group > 1,
-        )
-        return attention.view(rows, num_heads, group, num_new, dim).transpose(2, 3)
 
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         arch, device = self._arch, self.device
@@ -490,7 +480,10 @@ class FastDecoder(Decoder[FastWeights]):
             mixed = self._project(stream, layer, rotation)
             cache_rows[targets] = mixed[:, :, group:]
             queries = mixed.view(num_heads, group + 2, -1)[:, :group]
-            scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
+            if self._packs:
+                scores = onednn.scores(queries, keys, mask)
+            else:
+                scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
             attention = torch.bmm(torch.softmax(scores, -1), values)
             stream = self._attended(stream, attention.view(rows, -1), layer)
             stream = self._feed_forward(stream, layer)

@@ -21,6 +21,9 @@ from envsdk.engines.sampling import SHAPE, LogitChanges, SamplingParams
 # Keeps u * total strictly below total in float32, so that no token without probability is drawn.
 _BELOW_ONE = np.float32(1.0 - 2.0**-22)
 
+_LIKELIEST = 512
+"""Tokens among which those that are left out are looked for first: sorting a large vocabulary takes long."""
+
 
 def uniforms(seed: int, count: int) -> NDArray[np.float32]:
     """The first `count` numbers of the stream of `seed`, in [0, 1)."""
@@ -151,17 +154,34 @@ def stacked(tops: Sequence[TopTokens], num_top: int) -> TopTokens | None:
     )
 
 
-def _filter(logits: Tensor, shape: Mapping[str, Tensor]) -> Tensor:
+def _filter(logits_BV: Tensor, shape: Mapping[str, Tensor]) -> Tensor:
     """-inf outside the `top_k` likeliest tokens, then outside the smallest set that holds `top_p`, then below
     `min_p` times the likeliest token's probability."""
-    ordered, order = logits.sort(dim=-1, descending=True)
-    top_k = shape["top_k"]
-    last = torch.where(top_k == 0, logits.shape[1], top_k.clamp(max=logits.shape[1])) - 1
+    if logits_BV.shape[1] <= _LIKELIEST:
+        ordered, order = logits_BV.sort(dim=-1, descending=True)
+        return torch.empty_like(logits_BV).scatter_(1, order, _cut(ordered, logits_BV, shape))
+    ordered, order = logits_BV.topk(_LIKELIEST, -1)
+    kept = _cut(ordered, logits_BV, shape)
+    filtered = torch.full_like(logits_BV, -torch.inf).scatter_(1, order, kept)
+    reaches_further = (kept[:, -1:] > -torch.inf) | (shape["top_k"] > _LIKELIEST)
+    for row in reaches_further.squeeze(1).nonzero().flatten().tolist():
+        one = slice(row, row + 1)
+        ordered, order = logits_BV[one].sort(dim=-1, descending=True)
+        kept = _cut(ordered, logits_BV[one], {name: values[one] for name, values in shape.items()})
+        filtered[one] = filtered[one].scatter(1, order, kept)
+    return filtered
+
+
+def _cut(ordered: Tensor, logits_BV: Tensor, shape: Mapping[str, Tensor]) -> Tensor:
+    """The likeliest of the logits, in order, and -inf where a token is left out."""
+    top_k, count = shape["top_k"], ordered.shape[1]
+    last = torch.where(top_k == 0, count, top_k.clamp(max=count)) - 1
     ordered = ordered.masked_fill(ordered < ordered.gather(1, last), -torch.inf)
-    probabilities = ordered.softmax(-1)
+    every = logits_BV if bool((top_k == 0).any()) else ordered
+    total = torch.where(top_k == 0, every.logsumexp(-1, keepdim=True), ordered.logsumexp(-1, keepdim=True))
+    probabilities = (ordered - total).exp()
     before = probabilities.cumsum(-1) - probabilities
     outside = before >= shape["top_p"]
     outside |= ordered < ordered[:, :1] + shape["min_p"].log()
     outside[:, 0] = False
-    ordered = ordered.masked_fill(outside, -torch.inf)
-    return torch.empty_like(logits).scatter_(1, order, ordered)
+    return ordered.masked_fill(outside, -torch.inf)

@@ -68,8 +68,8 @@ class PlanFile(StrictSettings):
     """An episode that takes longer counts as failed."""
     weight_update: Literal["continue", "restart", "finish"] = "continue"
     """What happens to a reply that is being sampled when new weights arrive."""
-    is_num_return_sequences_expand: bool = True
-    """False: the first requests of a group go to one engine."""
+    is_num_return_sequences_expand: bool | None = None
+    """False: the first requests of a group go to one engine; absent, only where there is no other."""
     devices_per_engine: PositiveInt = 1
     """Devices of one engine."""
     episodes: StatedEpisodes | None = None
@@ -155,7 +155,7 @@ def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: in
         num_envs=file.num_envs,
         slots_per_worker=file.max_env_num_per_worker,
         weight_update=file.weight_update,
-        keeps_groups_together=not file.is_num_return_sequences_expand,
+        keeps_groups_together=file.is_num_return_sequences_expand is False,
         episode_deadline_s=file.episode_deadline_s,
         seed=seed,
         num_steps=num_steps,

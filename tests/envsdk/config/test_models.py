@@ -116,6 +116,23 @@ def test_capacity_and_staleness_follow_from_alpha(alpha: float, capacity: int, m
     assert (config.capacity, config.staleness_bound) == (capacity, max_staleness)
 
 
+@pytest.mark.parametrize(
+    ("given", "engines", "shares"),
+    [
+        (None, {}, True),
+        (None, {"num_engines": 2}, False),
+        (None, {"num_engines": 1, "max_engines": 2}, False),
+        (True, {}, False),
+        (False, {"num_engines": 2}, True),
+    ],
+)
+def test_the_prompt_of_a_group_is_computed_once_where_there_is_one_engine(
+    given: bool | None, engines: dict[str, int], shares: bool
+) -> None:
+    config = run_config(is_num_return_sequences_expand=given, actor_infer=engines)
+    assert config.shares_prompts is shares
+
+
 def test_the_algorithm_gets_every_key_and_the_sampling_temperature() -> None:
     config = run_config(
         pg_clip_high=0.28, kl_loss_coef=0.1, actor_infer={"generating_args": {"temperature": 0.7}}

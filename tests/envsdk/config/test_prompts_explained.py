@@ -54,7 +54,8 @@ def test_a_step_is_so_many_prompts_and_responses(tmp_path: Path) -> None:
     found = explained(tmp_path)
     assert found["each step"] == "8 prompts x 4 responses = 32 responses"
     assert found["requests at once"] == (
-        "up to 64, every response a request of its own; 1 engine answers 128 at a time"
+        "up to 64, every response a request that shares the prompt of its group; "
+        "1 engine answers 128 at a time"
     )
 
 

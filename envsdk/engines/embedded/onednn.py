@@ -1,0 +1,46 @@
+"""Matrices in the layout that oneDNN multiplies by: bfloat16 on a CPU.
+
+A plain matrix is brought into that layout in every product, which costs more than the product of a few rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_OPS: Any = torch.ops.mkldnn  # without types
+_BACKEND: Any = torch.backends.mkldnn  # without types
+
+
+def serves(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this build of PyTorch multiplies packed matrices of this type on this device."""
+    if dtype is not torch.bfloat16 or device.type != "cpu" or not _BACKEND.is_available():
+        return False
+    return bool(_OPS._is_mkldnn_bf16_supported())
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """`[out, in]` in oneDNN's layout; good for `product` only."""
+    packing: Tensor = _OPS._reorder_linear_weight(matrix.contiguous())
+    return packing
+
+
+def product(rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
+    """`rows [N, in] @ matrix.T + added`; `added` is `[N, out]` or `[out]`."""
+    if added is not None and added.dim() == 2:
+        summed: Tensor = _OPS._linear_pointwise.binary(rows, added, matrix, None, "add")
+        return summed
+    plain: Tensor = _OPS._linear_pointwise(rows, matrix, added, "none", [], "")
+    return plain
+
+
+def scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """`mask + queries [B, G, D] @ keys [B, D, S]`, contiguous.
+
+    oneDNN rearranges the matrix on the right, so the small one stands there.
+    """
+    turned = queries.mT.contiguous()
+    by_key = torch.bmm(keys.mT, turned) if mask is None else torch.baddbmm(mask.mT, keys.mT, turned)
+    return by_key.mT.contiguous()
