@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envsdk.base.display.terminal import say
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.base.store.hub import is_model_name
+from envsdk.base.store.named_models import GROUP
+from envsdk.config.plugins import environment_ids
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import (
     ModelSource,
@@ -39,17 +44,25 @@ def find_model(
     *,
     make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> ModelSource:
-    """The model of a folder or of a run's YAML file; `model` replaces that of the file.
+    """The model of a folder, of a name, or of a run's YAML file; `model` replaces that of the file.
 
     Raises ConfigurationError.
     """
-    if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
+    is_file = source.endswith((".yaml", ".yml"))
+    is_name = is_model_name(source) and source not in environment_ids()
+    if not is_file and (is_name or Path(source).expanduser().is_dir()):
         if model is not None:
             raise ConfigurationError(f"--model: {source} is a model already")
         # Every configuration must play something; only the engine of this one is used.
         around = resolve_source("envsdk/FrozenLake-v1", overrides)
         return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
-    resolved = resolve_source(source, overrides)
+    try:
+        resolved = resolve_source(source, overrides)
+    except ConfigurationError as error:
+        hint = "" if is_file else did_you_mean(source, plugin_names(GROUP))
+        if not hint:
+            raise
+        raise ConfigurationError(f"there is no model {source!r}.{hint}") from error
     return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
 
 
