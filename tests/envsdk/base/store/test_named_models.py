@@ -125,7 +125,7 @@ def test_the_server_and_a_rollout_take_a_name_too(toy: Toy) -> None:
     model = find_model("toy")
     assert (model.folder, model.sequence_length) == (known_folder("toy"), 64)
     envsdk.rollout("FrozenLake", policy="toy", tasks=1)
-    with pytest.raises(ConfigurationError, match="`toys`"):
+    with pytest.raises(ConfigurationError, match="there is no policy"):
         envsdk.rollout("FrozenLake", policy="toys", tasks=1)
 
 
