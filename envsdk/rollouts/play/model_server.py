@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 from envsdk.base.display.terminal import say
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import did_you_mean
-from envsdk.base.store.hub import is_model_name
-from envsdk.base.store.named_models import GROUP
-from envsdk.config.plugins import environment_ids
+from envsdk.base.store.named_models import GROUP, is_named_model
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import (
     ModelSource,
@@ -49,8 +47,7 @@ def find_model(
     Raises ConfigurationError.
     """
     is_file = source.endswith((".yaml", ".yml"))
-    is_name = is_model_name(source) and source not in environment_ids()
-    if not is_file and (is_name or Path(source).expanduser().is_dir()):
+    if not is_file and (is_named_model(source) or Path(source).expanduser().is_dir()):
         if model is not None:
             raise ConfigurationError(f"--model: {source} is a model already")
         # Every configuration must play something; only the engine of this one is used.
