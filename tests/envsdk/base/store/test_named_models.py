@@ -15,6 +15,7 @@ import envsdk
 from envsdk.base.store.hub import hub_folder, is_model_name, known_folder
 from envsdk.base.store.named_models import RECORD
 from envsdk.config import load_config
+from envsdk.config.explanation import explain
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import find_model_folder
 from envsdk.rollouts.play.model_server import find_model
@@ -106,6 +107,7 @@ def test_a_run_is_explained_without_the_model_and_loaded_with_it(toy: Toy) -> No
     explained = load_config("agentic_async.yaml", given, to_explain=True)
     (note,) = [each for each in explained.machine_notes if "toy" in each]
     assert "made from toy-weights 3.1 (Toy-0M, license CC0-1.0)" in note
+    assert "not estimated: the model is not on this machine yet" in explain(explained)
     assert toy.num_made == 0
     assert load_config("agentic_async.yaml", given).config.pretrain == "toy"
     assert toy.num_made == 1
