@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,11 @@ from envsdk.rollouts.play.model import (
     ModelSource,
     TinyPolicyMaker,
     find_model_folder,
+    max_positions,
     model_source,
     open_model,
 )
-from envsdk.rollouts.play.source import resolve_source
+from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH, resolve_source
 
 if TYPE_CHECKING:
     from envsdk.contracts.chat import ChatTokenizer
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from envsdk.engines.proxy import InferenceProxy
 
 TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
+SERVED_LENGTH = 8192
+"""Longest context of a model without a YAML: the prompts of agents alone may have thousands of tokens."""
 
 
 def find_model(
@@ -52,7 +56,10 @@ def find_model(
             raise ConfigurationError(f"--model: {source} is a model already")
         # Every configuration must play something; only the engine of this one is used.
         around = resolve_source("envsdk/FrozenLake-v1", overrides)
-        return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
+        found = model_source(around, find_model_folder(Path(source)), False, around.config.seed)
+        if around.config.sequence_length != DEFAULT_SEQUENCE_LENGTH:
+            return found
+        return replace(found, sequence_length=min(max_positions(found.folder), SERVED_LENGTH))
     try:
         resolved = resolve_source(source, overrides)
     except ConfigurationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,9 +127,19 @@ def test_the_origin_of_a_run_has_the_name_and_the_folder(toy: Toy, tmp_path: Pat
 def test_the_server_and_a_rollout_take_a_name_too(toy: Toy) -> None:
     model = find_model("toy")
     assert (model.folder, model.sequence_length) == (known_folder("toy"), 64)
+    long = write_long(Path("long"), model.folder)
+    assert find_model(str(long)).sequence_length == 8192
+    assert find_model(str(long), ["sequence_length=512"]).sequence_length == 512
     envsdk.rollout("FrozenLake", policy="toy", tasks=1)
     with pytest.raises(ConfigurationError, match="there is no policy"):
         envsdk.rollout("FrozenLake", policy="toys", tasks=1)
+
+
+def write_long(folder: Path, toy: Path) -> Path:
+    """The same model, made for 100,000 tokens."""
+    shutil.copytree(toy, folder)
+    (folder / "config.json").write_text('{"max_position_embeddings": 100000, "vocab_size": 1000}')
+    return folder
 
 
 @pytest.mark.parametrize("ask", [hub_folder, find_model, lambda name: find_model_folder(Path(name))])
