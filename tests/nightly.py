@@ -30,6 +30,7 @@ TARGETS: Mapping[str, Sequence[str]] = {
     "test-browser": ("chromium-headless-shell",),
     "test-alfworld": ("g++", "make"),
     "test-datasets": (),
+    "test-models": (),
     "test-peers": (),
     "test-openenv": (),
     "test-verifiers": (),

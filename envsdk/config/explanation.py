@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.base.settings.problems import dotted
-from envsdk.base.store.hub import known_folder
+from envsdk.base.store.hub import is_model_name, known_folder
 from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.env_models import EnvManagerArgs
@@ -234,7 +234,10 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.pretrain == EMBEDDED_DEFAULT:
         return
     try:
-        model = model_sizes(known_folder(config.pretrain) or Path(config.pretrain).expanduser())
+        folder = known_folder(config.pretrain)
+        if folder is None and is_model_name(config.pretrain):
+            raise LookupError("the model is not on this machine yet")
+        model = model_sizes(folder or Path(config.pretrain).expanduser())
     except LookupError as error:
         yield "memory", f"not estimated: {error.args[0]}"
         return

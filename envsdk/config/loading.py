@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.base.settings.validation import problems_in
-from envsdk.base.store.hub import hub_folder, is_hub_name
+from envsdk.base.store.hub import hub_folder, is_model_name
 from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
@@ -217,8 +217,8 @@ def _translate(
 
 
 def _fetched(model: Any) -> dict[KeyPath, str]:
-    """Download the model that a name of the hub's stands for; what stands against it, by key."""
-    if not isinstance(model, str) or not is_hub_name(model):
+    """Download or make the model that a name stands for; what stands against it, by key."""
+    if not isinstance(model, str) or not is_model_name(model):
         return {}
     try:
         hub_folder(model)

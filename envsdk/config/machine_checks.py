@@ -9,9 +9,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from envsdk.base import registry
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.settings.problems import KeyPath, Problem
-from envsdk.base.store.hub import is_hub_name, known_folder
+from envsdk.base.store.hub import is_model_name, known_folder
 from envsdk.base.store.model_files import is_model_folder, model_problem
+from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
@@ -35,11 +38,13 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         return
     folder = known_folder(config.pretrain)
     if folder is None:
-        if not is_hub_name(config.pretrain):
+        if not is_model_name(config.pretrain):
+            names = [EMBEDDED_DEFAULT, *plugin_names(GROUP)]
             yield Problem(
                 ("pretrain",),
                 f"there is no folder {Path(config.pretrain).expanduser()}; give the folder of a Hugging Face "
-                f"model or its name on the hub, or `{EMBEDDED_DEFAULT}` for the tiny one",
+                f"model, its name on the hub, or one of {', '.join(names)}."
+                f"{did_you_mean(config.pretrain, names)}",
             )
     elif not is_model_folder(folder):
         yield Problem(("pretrain",), f"{folder} holds no config.json: it is no Hugging Face model folder")
@@ -48,10 +53,17 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 
 
 def _download(config: RunConfig) -> Iterator[Problem]:
-    if is_hub_name(config.pretrain) and known_folder(config.pretrain) is None:
-        yield Problem(
-            ("pretrain",), f"{config.pretrain} is not on this machine: it is downloaded when the run starts"
-        )
+    name = config.pretrain
+    if not is_model_name(name) or known_folder(name) is not None:
+        return
+    yield Problem(("pretrain",), f"{name} is not on this machine: it is {_coming(name)} when the run starts")
+
+
+def _coming(name: str) -> str:
+    if not is_named_model(name):
+        return "downloaded"
+    model = named_model(name)
+    return f"made from {model.source} ({model.title}, license {model.license})"
 
 
 def _packages(config: RunConfig) -> Iterator[Problem]:

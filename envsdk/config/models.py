@@ -172,8 +172,8 @@ class RunConfig(AlgorithmKeys, Section):
     absent."""
 
     pretrain: str = EMBEDDED_DEFAULT
-    """Folder of a Hugging Face model, or its name on the hub, which is downloaded once; or
-    `embedded_default`: the tiny policy described by `warm_start`."""
+    """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are
+    fetched once; or `embedded_default`: the tiny policy described by `warm_start`."""
     trackers: Annotated[list[str], AfterValidator(distinct)] = Field(
         default_factory=lambda: ["jsonl", "tensorboard"]
     )

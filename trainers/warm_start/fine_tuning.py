@@ -59,7 +59,7 @@ class SFTConfig(Options):
     out: Annotated[Path, Option("--out", "-o", metavar="FOLDER")]
     """Where the policy goes."""
     model: Annotated[str, Option(metavar="FOLDER")] = EMBEDDED_DEFAULT
-    """A Hugging Face folder, checkpoint or run; embedded_default, a new tiny policy, if absent."""
+    """A Hugging Face folder, checkpoint, run or name; embedded_default, a new tiny policy, if absent."""
     epochs: PositiveInt = 1
     """Passes over the data; 1 when absent."""
     batch_size: PositiveInt = 16

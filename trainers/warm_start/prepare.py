@@ -16,16 +16,14 @@ kill costs at most the cloning: demonstrations are kept.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +38,7 @@ from envsdk.base.registry import load_entry_point
 from envsdk.base.registry import spec as registered
 from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
 from envsdk.base.store.cache import cache_folder
-from envsdk.base.store.file_lock import wait_for_lock
+from envsdk.base.store.file_lock import held_to_make
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.base.store.source_digest import source_digest
 from envsdk.config import EMBEDDED_DEFAULT
@@ -95,7 +93,10 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
         console.print(f"warm start: {folder}", highlight=False, soft_wrap=True)
         return folder
     make_folder(parent)
-    with _lock(parent / f".{digest}.lock", console):
+    waiting = "warm start: another process is making this policy, waiting"
+    with held_to_make(
+        parent / f".{digest}.lock", lambda: console.print(waiting, highlight=False, soft_wrap=True)
+    ):
         if not (folder / RECORD).is_file():
             _make(config, description, folder, console, device)
     return folder
@@ -425,19 +426,3 @@ def _imitate(
     return {
         name: float(np.mean([metrics[f"sft/{name}"] for metrics in tail])) for name in ("loss", "accuracy")
     }
-
-
-@contextmanager
-def _lock(path: Path, console: Console) -> Iterator[None]:
-    """One maker at a time; the lock goes with the process, however it ends."""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("w"))
-            try:
-                wait_for_lock(file.fileno(), fcntl.LOCK_EX, 0.0)
-            except BlockingIOError:
-                console.print("warm start: another process is making this policy, waiting", highlight=False)
-                wait_for_lock(file.fileno(), fcntl.LOCK_EX, math.inf)
-        except OSError as error:
-            raise storage_error("lock", path, error) from error
-        yield

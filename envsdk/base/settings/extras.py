@@ -8,6 +8,7 @@ from envsdk.contracts.failures import ConfigurationError
 
 EXTRA_OF = {
     "datasets": "datasets",
+    "gguf": "smollm2",
     "httpx2": "openai",
     "hypothesis": "testing",
     "jsonschema": "tools",

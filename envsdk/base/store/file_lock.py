@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from envsdk.base.store.atomic import storage_error
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Errors of file systems without locks; there, nothing is locked."""
@@ -19,6 +22,25 @@ def locked(path: Path, *, patience_s: float) -> Iterator[None]:
     """Hold the lock file `path`, created if needed; BlockingIOError when another process holds it."""
     with path.open("w") as file:
         wait_for_lock(file.fileno(), fcntl.LOCK_EX, patience_s)
+        yield
+
+
+@contextmanager
+def held_to_make(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file `path` while making what other processes may want too. StorageError.
+
+    `on_wait` is called first where another process is making it.
+    """
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("w"))
+            try:
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, 0.0)
+            except BlockingIOError:
+                on_wait()
+                wait_for_lock(file.fileno(), fcntl.LOCK_EX, math.inf)
+        except OSError as error:
+            raise storage_error("lock", path, error) from error
         yield
 
 

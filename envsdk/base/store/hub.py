@@ -1,7 +1,8 @@
-"""Models and data sets by their names on the Hugging Face hub, such as `Qwen/Qwen2.5-0.5B-Instruct`.
+"""Models and data sets by name: `Qwen/Qwen2.5-0.5B-Instruct` of the Hugging Face hub, or `smollm2`.
 
-    folder, or name in the hub's cache  ->  as it is, without the network
-    other name                          ->  downloaded into that cache, where `huggingface_hub` is installed
+    folder, or name in a cache  ->  as it is, without the network
+    other name of the hub's     ->  downloaded into that cache, where `huggingface_hub` is installed
+    other registered model      ->  made (`named_models.py`); a model folder of the same name comes first
 
 The hub's own variables say where it and its cache are, and whether the network may be used: `HF_ENDPOINT`,
 `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
@@ -14,7 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.store.model_files import is_model_folder, weights_problem
+from envsdk.base.store.named_models import GROUP, is_named_model, made_folder, make_model
 from envsdk.contracts.failures import ConfigurationError, describe_error
 
 Kind = Literal["model", "dataset"]
@@ -27,13 +31,20 @@ _FILES: dict[Kind, list[str]] = {
 """What is read: no second copy of the weights in other formats, no images."""
 
 
+def is_model_name(name: str) -> bool:
+    """Whether `name` is a registered model's or one of the hub's, and no model folder of this machine's."""
+    return is_named_model(name) or is_hub_name(name)
+
+
 def is_hub_name(name: str) -> bool:
     """Whether `name` is one of the hub's, and no path of this machine's."""
     return _NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def known_folder(name: str, kind: Kind = "model") -> Path | None:
-    """The folder on this machine that `name` is, or that the hub's cache has of it; without the network."""
+    """The folder on this machine that `name` is, or that a cache has of it; without the network."""
+    if kind == "model" and is_named_model(name):
+        return made_folder(name)
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -48,14 +59,17 @@ def known_folder(name: str, kind: Kind = "model") -> Path | None:
 
 
 def hub_folder(name: str, kind: Kind = "model") -> Path:
-    """The folder that `name` is or names; downloaded where it is not on this machine.
+    """The folder that `name` is or names; downloaded or made where it is not on this machine.
 
     Raises ConfigurationError where it cannot be had.
     """
     if (folder := known_folder(name, kind)) is not None:
         return folder
+    if kind == "model" and is_named_model(name):
+        return make_model(name)
     if not is_hub_name(name):
-        raise ConfigurationError(f"there is no folder {Path(name).expanduser()}")
+        hint = did_you_mean(name, plugin_names(GROUP)) if kind == "model" else ""
+        raise ConfigurationError(f"there is no folder {Path(name).expanduser()}{hint and '.' + hint}")
     if find_spec("huggingface_hub") is None:
         raise unavailable(name, kind, "huggingface_hub is not installed: pip install huggingface_hub")
     try:

@@ -22,7 +22,7 @@ from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
-from envsdk.engines.endpoint.messages import template_messages
+from envsdk.engines.endpoint.messages import spelled_out, template_messages
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
@@ -45,6 +45,7 @@ COMPLETION_MAX_TOKENS = 16
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
+_PROBE = "envsdktoolprobe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ class Answerer:
     def __init__(self, proxy: InferenceProxy, chat: ChatTokenizer, *, sequence_length: int) -> None:
         self.chat = chat
         self.sequence_length = sequence_length
+        self._writes_tools = _writes_tools(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -153,10 +155,12 @@ class Answerer:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = template_messages(fields.messages)
         keys = message_keys(messages, fields.tools)
+        shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
         if found is not None:
             parent, count = found
-            new_ids = self._behind(parent, messages, count, fields.tools)
+            num_before = count + len(shown) - len(messages)
+            new_ids = self._behind(parent, shown, num_before, fields.tools)
             if new_ids is not None:
                 return Prompt(
                     ids=[*parent.ids, *new_ids],
@@ -166,7 +170,7 @@ class Answerer:
                     key=keys[-1],
                 )
         try:
-            text = self.chat.render(messages, tools=fields.tools)
+            text = self.chat.render(shown, tools=fields.tools)
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
@@ -451,6 +455,16 @@ def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any
             {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
         ]
     return message
+
+
+def _writes_tools(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template shows the functions that it may call."""
+    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+    asked = [{"role": "user", "content": ""}]
+    try:
+        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
+    except jinja2.TemplateError:
+        return True
 
 
 def _observation(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
+from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
 
 CARRIES_CONTENT = frozenset(
     {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "refusal",
@@ -137,3 +138,40 @@ def _text(message: MessageFields, number: int) -> str:
             raise unsupported(where, f"has a part of type `{kind}`; only `text` is supported")
         texts.append(part["text"])
     return "".join(texts)
+
+
+_TOOLS = """You may call functions to assist with the user's request. Their signatures, as JSON:
+<tools>
+{tools}
+</tools>
+
+For each call, write a JSON object with the function's name and its arguments in these tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <arguments-object>}}
+</tool_call>"""
+
+
+def spelled_out(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """Messages for a chat template without tools: the system message has those, calls and results are text.
+
+    Each has its place; a system message comes in front where there is none and there are tools.
+    """
+    plain = [_spelled_out(message) for message in messages]
+    if tools:
+        shown = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if not plain or plain[0]["role"] != "system":
+            plain.insert(0, {"role": "system", "content": ""})
+        plain[0]["content"] = f"{plain[0]['content']}\n\n{shown}".strip()
+    return plain
+
+
+def _spelled_out(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [
+        f"{OPENING}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSING}"
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "content": "\n".join(filter(None, [message["content"], *calls]))}

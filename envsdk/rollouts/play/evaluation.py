@@ -127,8 +127,8 @@ class EvaluateOptions(TaskOptions):
     policy: str = "model"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
     model: Annotated[Path | None, Option(metavar="FOLDER_OR_CHECKPOINT")] = None
-    """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
-    absent."""
+    """For --policy model: a Hugging Face folder, a run, its checkpoints/step_N, or a model's name, such as
+    smollm2. The YAML's `pretrain` when absent."""
     greedy: bool = False
     """Sample at temperature 0."""
     seed: Annotated[int | None, Field(ge=0)] = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from envsdk.base.plugins import load_plugin
 from envsdk.base.store.hub import hub_folder
 from envsdk.base.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
+from envsdk.base.store.named_models import is_named_model
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
 from envsdk.contracts.failures import ConfigurationError
@@ -155,7 +156,7 @@ def model_source(
 
 def find_model_folder(path: Path) -> Path:
     """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one; or
-    that of the model which the hub has under this name."""
+    that of the model which is registered or on the hub under this name."""
     path = path.expanduser()
     checkpoints = sorted(path.glob("checkpoints/step_*"))
     for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
@@ -163,7 +164,7 @@ def find_model_folder(path: Path) -> Path:
             if problem := weights_problem(candidate):
                 raise ConfigurationError(f"--model: {problem}")
             return candidate
-    if not path.exists():
+    if not path.exists() or is_named_model(str(path)):
         try:
             return hub_folder(str(path))
         except ConfigurationError as error:

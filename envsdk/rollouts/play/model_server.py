@@ -10,19 +10,24 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envsdk.base.display.terminal import say
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.base.store.named_models import GROUP, is_named_model
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import (
     ModelSource,
     TinyPolicyMaker,
     find_model_folder,
+    max_positions,
     model_source,
     open_model,
 )
-from envsdk.rollouts.play.source import resolve_source
+from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH, resolve_source
 
 if TYPE_CHECKING:
     from envsdk.contracts.chat import ChatTokenizer
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from envsdk.engines.proxy import InferenceProxy
 
 TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
+SERVED_LENGTH = 8192
+"""Longest context of a model without a YAML: the prompts of agents alone may have thousands of tokens."""
 
 
 def find_model(
@@ -39,17 +46,27 @@ def find_model(
     *,
     make_tiny_policy: TinyPolicyMaker | None = None,
 ) -> ModelSource:
-    """The model of a folder or of a run's YAML file; `model` replaces that of the file.
+    """The model of a folder, of a name, or of a run's YAML file; `model` replaces that of the file.
 
     Raises ConfigurationError.
     """
-    if not source.endswith((".yaml", ".yml")) and Path(source).expanduser().is_dir():
+    is_file = source.endswith((".yaml", ".yml"))
+    if not is_file and (is_named_model(source) or Path(source).expanduser().is_dir()):
         if model is not None:
             raise ConfigurationError(f"--model: {source} is a model already")
         # Every configuration must play something; only the engine of this one is used.
         around = resolve_source("envsdk/FrozenLake-v1", overrides)
-        return model_source(around, find_model_folder(Path(source)), False, around.config.seed)
-    resolved = resolve_source(source, overrides)
+        found = model_source(around, find_model_folder(Path(source)), False, around.config.seed)
+        if around.config.sequence_length != DEFAULT_SEQUENCE_LENGTH:
+            return found
+        return replace(found, sequence_length=min(max_positions(found.folder), SERVED_LENGTH))
+    try:
+        resolved = resolve_source(source, overrides)
+    except ConfigurationError as error:
+        hint = "" if is_file else did_you_mean(source, plugin_names(GROUP))
+        if not hint:
+            raise
+        raise ConfigurationError(f"there is no model {source!r}.{hint}") from error
     return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
 
 

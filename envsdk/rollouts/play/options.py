@@ -165,7 +165,8 @@ class TaskOptions(Options):
     epsilon: float = 0.0
     """Share of moves, from 0 to 1, replaced by random legal ones."""
     model: Annotated[Path | None, Option(metavar="FOLDER")] = None
-    """For --policy model: a Hugging Face folder, a checkpoint or a run; the YAML's `pretrain` when absent.
+    """For --policy model: a Hugging Face folder, a checkpoint, a run, or a model's name, such as smollm2;
+    the YAML's `pretrain` when absent.
     For --policy endpoint: a folder with the served model's tokenizer, to keep tokens."""
     seed: Annotated[int | None, Field(ge=0)] = None
     """Seed of tasks and random moves; the YAML's, or 42, when absent."""

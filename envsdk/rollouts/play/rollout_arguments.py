@@ -23,6 +23,7 @@ from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.scores import MAX_FAILED_SHARE, too_many_failed
 from envsdk.base.settings.problems import describe
 from envsdk.base.settings.validation import problems_in
+from envsdk.base.store.named_models import is_named_model
 from envsdk.config import RunConfig
 from envsdk.config.plugins import environment_class
 from envsdk.config.section import GeneratingArgs
@@ -368,7 +369,10 @@ def _policy(
         generating = _with_sampling(source, sampling).config.actor_infer.generating_args.sampling
         return EngineForm(policy, generating), "", None, options
     if isinstance(policy, Path) or (
-        isinstance(policy, str) and policy not in BUILT_IN and ":" not in policy and Path(policy).is_dir()
+        isinstance(policy, str)
+        and policy not in BUILT_IN
+        and ":" not in policy
+        and (is_named_model(policy) or Path(policy).is_dir())
     ):
         return None, MODEL, Path(policy), options
     if sampling is not None:

@@ -20,7 +20,7 @@ from envsdk.engines.engine import EngineConfig
 from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
-LENGTH = 512
+LENGTH = 1024
 PLACE = {"enum": ["up", "down"]}
 LOOK: dict[str, Any] = {
     "type": "object",
