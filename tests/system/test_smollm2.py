@@ -58,8 +58,15 @@ def test_it_adds_seven_and_five(folder: Path) -> None:
 
 
 def test_it_plays_by_its_name(folder: Path) -> None:
-    evaluated = evaluate("FrozenLake", policy="model", model="smollm2", num_episodes=1, overrides=("size=3",))
+    short = ("size=3", "actor_infer.generating_args.max_new_tokens=4")
+    evaluated = evaluate("FrozenLake", policy="model", model="smollm2", num_episodes=1, overrides=short)
     assert evaluated.total.num_failed == 0
-    assert evaluated.trajectories[0].turns
-    (episode,) = envsdk.rollout_sync("FrozenLake", policy="smollm2", tasks=1, env_config={"size": 3})
+    (episode,) = envsdk.rollout_sync(
+        "FrozenLake",
+        policy="smollm2",
+        tasks=1,
+        env_config={"size": 3},
+        sampling={"max_new_tokens": 4},
+    )
     assert episode.failure is None
+    assert episode.turns
