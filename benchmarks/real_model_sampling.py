@@ -1,13 +1,14 @@
-"""Tokens per second of a real model on a CPU: the embedded engine, transformers' `generate` and llama.cpp.
+"""Tokens per second of a real model on a CPU: the embedded engine, `generate`, llama.cpp and vLLM.
 
-    python benchmarks/real_model_sampling.py MODEL [--quick] [--threads 1 2] [--llama PYTHON --gguf FILE]
+    python benchmarks/real_model_sampling.py MODEL [--quick] [--threads 1 2]
+        [--llama PYTHON --gguf FILE] [--vllm PYTHON]
 
 MODEL is a Hugging Face folder, sampled in bfloat16 at temperature 1. Each engine is a process of its own,
 and all take their turns at each size, so that a busy machine slows all alike. llama.cpp takes part where
 PYTHON can import `llama_cpp` and `gguf`; FILE is the same model in GGUF, which is written anew as BF16 and
-Q8_0. Prompts are computed anew each time and count. One thread is timed by CPU seconds, which a busy machine
-hardly changes, several by the clock. Exits with 1 where the embedded engine is behind `generate`, or from 8
-sequences on behind llama.cpp.
+Q8_0. vLLM, uncompiled, takes part where PYTHON has it. Prompts are computed anew each time and count. One
+thread is timed by CPU seconds, which a busy machine hardly changes, several by the clock. Exits with 1 where
+the embedded engine is behind a peer; llama.cpp may be ahead at one sequence.
 """
 
 from __future__ import annotations
@@ -178,20 +179,55 @@ def llama(source: str, threads: int, kind: str) -> Sample:
     return run
 
 
+def vllm(model: str, threads: int) -> Sample:
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that its CPU seconds are this process's
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "3",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=model,
+        dtype="bfloat16",
+        max_model_len=512 + NEW,
+        max_num_seqs=MOST,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+
+    def run(prompts: Any, new: int) -> None:
+        results = engine.generate(
+            [{"prompt_token_ids": prompt.tolist()} for prompt in prompts],
+            SamplingParams(temperature=1.0, max_tokens=new, ignore_eos=True, logprobs=0, detokenize=False),
+            use_tqdm=False,
+        )
+        assert all(len(result.outputs[0].token_ids) == new for result in results)
+
+    return run
+
+
 def serve(name: str, source: str, threads: int) -> None:
     """Sample as many sequences as each line of the input asks for; write CPU and wall seconds."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what engines print is no answer
     began = time.perf_counter()
     if name.startswith("llama"):
         run = llama(source, threads, name.split()[1])
     else:
-        run = {"embedded": embedded, "generate": generate}[name](source, threads)
-    print(json.dumps({"loaded_s": time.perf_counter() - began}), flush=True)
+        run = {"embedded": embedded, "generate": generate, "vllm": vllm}[name](source, threads)
+    print(json.dumps({"loaded_s": time.perf_counter() - began}), file=answers, flush=True)
     for line in sys.stdin:
         count, length, new = json.loads(line)
         prompts = np.random.default_rng(count).integers(100, VOCABULARY, (count, length))
         cpu, wall = time.process_time(), time.perf_counter()
         run(prompts, new)
-        print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]), flush=True)
+        print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]), file=answers, flush=True)
 
 
 class Peer:
@@ -260,6 +296,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--llama", default="", help="the Python that has llama_cpp and gguf")
     parser.add_argument("--gguf", default="", help="the model in GGUF, of any type")
+    parser.add_argument("--vllm", default="", help="the Python that has vllm")
     parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
@@ -270,6 +307,8 @@ def main() -> int:
         peers = [Peer(name, sys.executable, given.model, threads) for name in ("embedded", "generate")]
         if given.llama:
             peers += [Peer(f"llama {kind}", given.llama, given.gguf, threads) for kind in ("BF16", "Q8_0")]
+        if given.vllm:
+            peers.append(Peer("vllm", given.vllm, given.model, threads))
         sizes, new, repeats = (QUICK, 16, 1) if given.quick else (SIZES, NEW, 3)
         passed = compare(peers, threads, sizes, new, repeats) and passed
         for peer in peers:

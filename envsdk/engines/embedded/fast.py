@@ -133,7 +133,6 @@ class FastDecoder(Decoder[FastWeights]):
         self._width = arch.hidden_size + _WIDENING
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
-        self._head_eps = arch.norm_eps * arch.head_dim
         num_kept = num_slots + (recorder is not None)  # the last one is for rows that only fill up a size
         shape = (arch.num_layers, num_kept * arch.num_kv_heads, 2, self._span, arch.head_dim)
         self._cache = _zeros(shape, dtype, device)
@@ -286,7 +285,9 @@ class FastDecoder(Decoder[FastWeights]):
         turning = heads[:, :, :-1]
         exact = turning if self._dtype is torch.float32 else turning.float()
         if layer.qk_norm is not None:
-            inverse = torch.linalg.vecdot(exact, exact).add_(self._head_eps).rsqrt_().unsqueeze_(-1)
+            inverse = (
+                torch.linalg.vecdot(exact, exact).add_(arch.norm_eps * arch.head_dim).rsqrt_().unsqueeze_(-1)
+            )
             exact.mul_(inverse).mul_(layer.qk_norm)
         pairs = exact.view(*exact.shape[:-1], arch.head_dim // 2, 2)
         torch.view_as_complex(pairs).mul_(rotation)
@@ -481,10 +482,10 @@ class FastDecoder(Decoder[FastWeights]):
             cache_rows[targets] = mixed[:, :, group:]
             queries = mixed.view(num_heads, group + 2, -1)[:, :group]
             if self._packs:
-                scores = onednn.scores(queries, keys, mask)
+                attention = onednn.attended(queries, keys, values, mask)
             else:
                 scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
-            attention = torch.bmm(torch.softmax(scores, -1), values)
+                attention = torch.bmm(torch.softmax(scores, -1), values)
             stream = self._attended(stream, attention.view(rows, -1), layer)
             stream = self._feed_forward(stream, layer)
         return stream

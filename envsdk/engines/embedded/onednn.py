@@ -13,6 +13,8 @@ from torch import Tensor
 _OPS: Any = torch.ops.mkldnn  # without types
 _BACKEND: Any = torch.backends.mkldnn  # without types
 
+_ELEMENTS_AT_ONCE = 1 << 20
+
 
 def serves(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this build of PyTorch multiplies packed matrices of this type on this device."""
@@ -36,11 +38,17 @@ def product(rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor
     return plain
 
 
-def scores(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """`mask + queries [B, G, D] @ keys [B, D, S]`, contiguous.
+def attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """What queries `[B, G, D]` make of keys `[B, D, S]` and values `[B, S, D]`; `mask` `[B, 1, S]` is added.
 
-    oneDNN rearranges the matrix on the right, so the small one stands there.
+    oneDNN copies keys and values that are parts of longer ones, so they go in pieces that a cache holds. It
+    rearranges the matrix on the right, so the queries stand there, which are few.
     """
-    turned = queries.mT.contiguous()
-    by_key = torch.bmm(keys.mT, turned) if mask is None else torch.baddbmm(mask.mT, keys.mT, turned)
-    return by_key.mT.contiguous()
+    at_once = max(1, _ELEMENTS_AT_ONCE // keys[0].numel())
+    parts = []
+    for start in range(0, len(queries), at_once):
+        rows = slice(start, start + at_once)
+        left, right = keys[rows].mT, queries[rows].mT.contiguous()
+        scores = torch.bmm(left, right) if mask is None else torch.baddbmm(mask[rows].mT, left, right)
+        parts.append(torch.bmm(torch.softmax(scores.mT.contiguous(), -1), values[rows]))
+    return torch.cat(parts)

@@ -59,16 +59,19 @@ def test_a_packed_matrix_multiplies_and_adds_as_a_plain_one(
 
 
 @needs_onednn
+@pytest.mark.parametrize("at_once", [1, 1500, 1 << 20])
 @pytest.mark.parametrize("with_mask", [False, True])
-def test_scores_are_products_of_queries_and_keys_and_hidden_where_the_mask_says(with_mask: bool) -> None:
+def test_a_decoding_step_attends_where_the_mask_lets_it(with_mask: bool, at_once: int) -> None:
     torch.manual_seed(0)
-    queries, cache = torch.randn(6, 3, 16).bfloat16(), torch.randn(6, 40, 16).bfloat16()
-    keys = cache[:, :33].transpose(1, 2)
+    queries, cache = torch.randn(6, 3, 16).bfloat16(), torch.randn(6, 2, 40, 16).bfloat16()
+    keys, values = cache[:, 0, :33].transpose(1, 2), cache[:, 1, :33]
     mask = torch.zeros(6, 1, 40).masked_fill_(torch.rand(6, 1, 40) < 0.3, -torch.inf).bfloat16()[:, :, :33]
-    expected = queries.float() @ keys.float() + (mask.float() if with_mask else 0.0)
-    found = onednn.scores(queries, keys, mask if with_mask else None)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found.float(), expected, atol=0.1, rtol=0.02)
+    scores = queries.float() @ keys.float() + (mask.float() if with_mask else 0.0)
+    expected = torch.softmax(scores, -1) @ values.float()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onednn, "_ELEMENTS_AT_ONCE", at_once)
+        found = onednn.attended(queries, keys, values, mask if with_mask else None)
+    torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.02)
 
 
 @given(
