@@ -111,7 +111,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Rows whose inputs stand in one line."""
+    """Rows whose inputs stand in one line; see `share_lines`."""
 
     members: tuple[tuple[int, int], ...]
     """Index of each row, and how many of its first inputs are those of the row before it."""

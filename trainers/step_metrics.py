@@ -122,6 +122,7 @@ class StepMetrics:
             "actor/grad_norm": sum(self._norms) / num_steps,
             "actor/lr": self._learning_rate,
             "actor/num_optimizer_steps": float(len(self._norms)),
+            "actor/num_computed_tokens": float(padded),
             "actor/padding_fraction": 1 - self.num_real_tokens / padded if padded else 0.0,
             "actor/measured_share": num_measured / num_sampled if num_sampled else 1.0,
             "actor/pg_loss": 0.0,

@@ -93,29 +93,21 @@ class TransformersArgs(StrictSettings):
         trained = model.num_parameters if self.lora is None else model.adapter_parameters(self.lora.rank)
         frozen = model.num_parameters if self.lora is not None else 0
         element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
+        gathered = self.gathered_memory(model, ranks)
+        if ranks == 1 and element_bytes < FLOAT32:
+            gathered = {"weights in bfloat16": element_bytes * model.num_parameters}
+        logits = {"logits, if every token is scored": model.logit_bytes(num_tokens)}
+        if model.model_type in PLAIN_MODEL_TYPES:
+            logits = {"logits, and gradient of the embeddings": model.score_bytes(num_tokens)}
         # In float32: weights, gradient, two moments.
         return {
             "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
-            **self.gathered_memory(model, ranks),
-            **self._copy_memory(model, element_bytes, ranks),
+            **gathered,
             "activations": model.activation_bytes(
                 num_tokens, element_bytes, recomputed=self.gradient_checkpointing
             ),
-            **self._logit_memory(model, num_tokens),
+            **logits,
         }
-
-    @staticmethod
-    def _copy_memory(model: ModelSizes, element_bytes: int, ranks: int) -> Memory:
-        """Of a micro-batch's forward and backward pass; several ranks gather theirs in this type."""
-        if ranks > 1 or element_bytes == FLOAT32:
-            return {}
-        return {"weights in bfloat16": element_bytes * model.num_parameters}
-
-    @staticmethod
-    def _logit_memory(model: ModelSizes, num_tokens: int) -> Memory:
-        if model.model_type in PLAIN_MODEL_TYPES:
-            return {"logits, and gradient of the embeddings": model.score_bytes(num_tokens)}
-        return {"logits, if every token is scored": model.logit_bytes(num_tokens)}
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
@@ -124,12 +116,8 @@ class TransformersArgs(StrictSettings):
 
     def precision(self, stored: str) -> Precision:
         """Precision of the forward pass of a model whose folder names the type `stored`."""
-        return precision(self.dtype, stored=stored, device=self.kind_of_device)
-
-    @property
-    def kind_of_device(self) -> str:
-        """The device, or the kind of it where each rank has its own."""
-        raise NotImplementedError
+        own = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"  # where each rank has a device of its own
+        return precision(self.dtype, stored=stored, device=getattr(self, "device", own))
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         """Ranks that share one copy of the weights."""
@@ -190,10 +178,6 @@ class TorchStrategyConfig(TransformersArgs):
     device: str = "cpu"
     """A torch device such as `cpu` or `cuda:0`."""
 
-    @property
-    def kind_of_device(self) -> str:
-        return self.device
-
 
 class FSDP2StrategyConfig(TransformersArgs):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: fsdp2_train`.
@@ -207,10 +191,6 @@ class FSDP2StrategyConfig(TransformersArgs):
     reshard_after_forward: bool = True
     """Free a layer's full weights after its forward pass and gather them again for the backward pass;
     false keeps them: less traffic, more memory."""
-
-    @property
-    def kind_of_device(self) -> str:
-        return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
         return self.shard_size or num_ranks

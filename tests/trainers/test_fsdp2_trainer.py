@@ -333,11 +333,13 @@ def test_wrong_settings_are_refused_before_the_ranks_meet(changes, message, make
         Fsdp2Trainer.create(make_config(rank=rank, **changes))
 
 
-def test_all_ranks_say_which_attention_they_took(make_config) -> None:
+def test_all_ranks_say_which_attention_and_products_they_took(make_config) -> None:
     config = make_config(strategy_config={"dtype": "bfloat16"})
-    assert play_on_fsdp2(2, config, [("kernels",)]) == [{"attention": "sdpa (flash)"}]
+    assert play_on_fsdp2(2, config, [("kernels",)]) == [
+        {"attention": "sdpa (flash)", "products": "bfloat16: as the settings say"}
+    ]
     config = make_config(strategy_config={"attn_implementation": "eager"})
-    assert play_on_fsdp2(2, config, [("kernels",)]) == [{"attention": "eager"}]
+    assert play_on_fsdp2(2, config, [("kernels",)])[0]["attention"] == "eager"
 
 
 def fail_on_one(rank: TrainerRank, config: TrainerConfig, sequences: list[np.ndarray]) -> None:

@@ -105,7 +105,7 @@ def test_micro_batches_of_any_size_make_the_same_step(mode, make_config, make_se
             np.testing.assert_allclose(gradient, trainers[0][name], rtol=0, atol=1e-6, err_msg=name)
     for other in metrics[1:]:
         for name, value in metrics[0].items():
-            if name not in TIMES and name != "actor/padding_fraction":
+            if name not in TIMES and name not in ("actor/num_computed_tokens", "actor/padding_fraction"):
                 assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
