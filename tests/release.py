@@ -31,7 +31,7 @@ FIRST_MINUTE = (
     "evaluate FrozenLake --policy random --episodes 20",
     "collect FrozenLake --out data/lake --episodes 50 --epsilon 0.3 --format messages",
     "replay data/lake",
-    "view --help",
+    "view data/lake --export lake.html",
     "init treasure_hunt",
     "train agentic_async.yaml --explain",
 )
@@ -139,7 +139,10 @@ def rebuild(folder: Path) -> str:
 def install(environment: Path, *requirements: str) -> str:
     call(environment / "bin/python", "-m", "pip", "install", *requirements)
     listed = call(environment / "bin/python", "-m", "pip", "list", "--format", "freeze")
-    return f"{len(listed.splitlines())} packages"
+    size = sum(
+        file.stat().st_size for file in environment.rglob("*") if file.is_file() and not file.is_symlink()
+    )
+    return f"{len(listed.splitlines())} packages, {size / 1e6:,.0f} MB"
 
 
 def first_minute(environment: Path, folder: Path) -> str:
