@@ -183,7 +183,7 @@ def trials(pythons: Sequence[str], train: str, folder: Path) -> Iterator[Outcome
     """Install the wheel into a fresh environment of each Python, and use it outside of the checkout."""
     for python in pythons:
         if not runs(python):
-            yield Outcome(python, "missing", 0.0, "not on this machine")
+            yield Outcome(python, "FAILED" if python == train else "missing", 0.0, "not on this machine")
             continue
         environment, work = folder / f"venv-{python}", folder / f"work-{python}"
         name = f"{wheel().stem.removesuffix('-py3-none-any')}-{python}"
@@ -210,7 +210,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    found = next((python for python in PYTHONS if runs(python)), "none")
+    found = next(filter(runs, PYTHONS), None)
+    if found is None:
+        print(f"none of {', '.join(PYTHONS)} is on the PATH", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(prog="tests.release", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--train", choices=[*PYTHONS, "none"], default=found, help="who runs the quickstart")
     train = parser.parse_args(argv).train
