@@ -20,6 +20,7 @@ from tests.release import (
     described,
     runs,
     table,
+    trials,
 )
 
 
@@ -54,6 +55,13 @@ def test_a_program_that_is_no_python_is_not_taken_for_one(
     assert not runs("python3.99")
     assert not runs("python3.98")
     assert runs(sys.executable)
+
+
+def test_a_python_that_is_missing_fails_only_the_release_that_was_to_train_on_it(tmp_path: Path) -> None:
+    verdicts = [
+        [each.verdict for each in trials(["python3.98"], train, tmp_path)] for train in ("none", "python3.98")
+    ]
+    assert verdicts == [["missing"], ["FAILED"]]
 
 
 def test_a_version_without_a_section_in_the_changelog_is_no_release() -> None:
