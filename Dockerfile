@@ -20,7 +20,7 @@ WORKDIR /opt/envsdk
 COPY constraints.txt constraints-cluster.txt ./
 # torch comes alone: resolved together with the rest it may come as its newest GPU build.
 RUN pip install ${TORCH_INDEX:+--index-url ${TORCH_INDEX}} -c constraints.txt "$(grep -x 'torch==.*' constraints.txt)"
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY envsdk ./envsdk
 COPY envs ./envs
 COPY managers ./managers

@@ -41,6 +41,9 @@ PEERS_INSTALLED := $(PEERS_VENV)/.installed
 DOCS_VENV := .venv-docs
 DOCS_BIN := $(DOCS_VENV)/bin
 DOCS_INSTALLED := $(DOCS_VENV)/.installed
+RELEASE_VENV := .venv-release
+RELEASE_BIN := $(RELEASE_VENV)/bin
+RELEASE_INSTALLED := $(RELEASE_VENV)/.installed
 
 .PHONY: help
 help: ## Show this list
@@ -347,6 +350,15 @@ $(DOCS_INSTALLED): constraints-docs.txt
 	$(DOCS_BIN)/python -m pip install --no-deps -r constraints-docs.txt
 	@touch $@
 
+.PHONY: release
+release: $(RELEASE_INSTALLED) ## Build wheel and sdist into dist/, check them, and try them on each Python; TRAIN=none leaves PyTorch out
+	$(RELEASE_BIN)/python -m tests.release $(if $(TRAIN),--train $(TRAIN))
+
+$(RELEASE_INSTALLED): constraints-release.txt
+	@$(RELEASE_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_BIN)/python -m pip install --no-deps -r constraints-release.txt
+	@touch $@
+
 .PHONY: bench
 bench: install ## Run every benchmark; the figures are explained in docs/benchmarks.md
 	@for benchmark in $$(grep -l __main__ benchmarks/*.py); do \
@@ -361,5 +373,5 @@ constraints: install ## Write the versions installed now to constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
 	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(CLIENTS_VENV) $(INSPECT_VENV) \
-		$(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		$(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from envsdk import __version__
 from envsdk.base.display.command_line import run_app
 from envsdk.base.display.terminal import say
 
@@ -24,9 +25,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        say(f"envsdk {version('envsdk')}")
+        say(f"envsdk {__version__}")
         raise typer.Exit
 
 

@@ -23,12 +23,14 @@ def make_importable() -> None:
     except metadata.PackageNotFoundError:
         pass
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    source = (REPOSITORY / "envsdk/__init__.py").read_text(encoding="utf-8")
+    version = source.partition('__version__ = "')[2].partition('"')[0]
     folder = Path(tempfile.mkdtemp(prefix="envsdk-checkout-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    described = folder / f"envsdk-{project['version']}.dist-info"
+    described = folder / f"envsdk-{version}.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n"
     )
     lines = []
     for group, entries in project["entry-points"].items():

@@ -53,6 +53,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(_pages_in(settings["nav"])) == sorted(pages)
 
 
+def test_the_docs_open_with_what_a_stranger_needs() -> None:
+    first = ["install.md", "rollouts.md", "writing-an-environment.md"]
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(), _Settings)
+    assert _pages_in(settings["nav"])[:3] == first
+    index = (ROOT / "docs" / "README.md").read_text().partition("| page | for |")[2]
+    assert re.findall(r"^\| \[([\w.-]+)\]", index, re.M)[:3] == first
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     assert prepare_site.MODULES == public_api.MODULES
     for module in public_api.MODULES:

@@ -54,3 +54,10 @@ def test_each_package_of_a_make_target_is_pinned_to_a_version_that_is_taken(file
             elif not requirement.specifier.contains(version, prereleases=True):
                 problems.append(f"{requirement} is asked for, {version} is pinned")
     assert not problems
+
+
+def test_the_release_builds_with_the_backend_that_everybody_builds_with() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (backend,) = map(Requirement, project["build-system"]["requires"])
+    assert backend.specifier.contains(pins("constraints-release.txt")[backend.name])
+    assert str(backend) in project["project"]["optional-dependencies"]["dev"]

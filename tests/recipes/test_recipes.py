@@ -87,11 +87,12 @@ def test_what_the_image_needs_beside_the_tested_packages_is_pinned_and_no_other(
     assert asked <= tested.keys() | more.keys()
 
 
-def test_the_image_has_what_the_package_is_made_of() -> None:
+@pytest.mark.parametrize("recipe", ["Dockerfile", "Dockerfile.vllm"])
+def test_the_image_has_what_the_package_is_made_of(recipe: str) -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     copied = [
         word
-        for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / recipe).read_text(encoding="utf-8").splitlines()
         if line.startswith("COPY ")
         for word in line.split()[1:-1]
     ]
