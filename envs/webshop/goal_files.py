@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 import numpy as np
@@ -69,9 +68,7 @@ class _DrawnGoals:
     def __enter__(self) -> _DrawnGoals:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write()
         self._file.close()
 
@@ -99,9 +96,7 @@ class _AttributeSets:
     def __enter__(self) -> _AttributeSets:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
 

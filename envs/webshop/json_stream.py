@@ -15,7 +15,6 @@ import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
@@ -160,9 +159,7 @@ class ArrayReader:
     def __enter__(self) -> ArrayReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._text.close()
 
 

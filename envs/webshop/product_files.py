@@ -6,7 +6,6 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Literal
 
 import numpy as np
@@ -64,9 +63,7 @@ class ProductFiles:
     def __enter__(self) -> ProductFiles:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -184,12 +183,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if self._live is not None:
             self._ended = _ending(error)
             self._live.stop()
