@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
 from pydantic import Field
 
 from envsdk.contracts.env import AsyncTextEnv, Info
-from envsdk.contracts.turn_env import AnyText
+from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
@@ -37,8 +35,6 @@ from envsdk.rewards.sandbox.contract import WORKDIR
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
-
-_MAX_OBSERVATION_LENGTH = 2**30
 
 
 class SWEArguments(EnvArguments):
@@ -120,7 +116,7 @@ class State:
         return self.terminated or self.truncated
 
 
-class SWEEnv(AsyncTextEnv):
+class SWEEnv(AnyTextSpaces, AsyncTextEnv):
     """Repair a repository by shell commands and submit a patch, on which hidden tests decide.
 
         reset (no sandbox yet) -> command -> command -> ... -> submission -> graded in a fresh sandbox
@@ -138,6 +134,7 @@ class SWEEnv(AsyncTextEnv):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+    max_observation_length = 2**30
 
     @keywords_of(SWEArguments)
     def __init__(self, args: SWEArguments) -> None:
@@ -149,15 +146,6 @@ class SWEEnv(AsyncTextEnv):
         self._limits = _limits(args.limits or {})
         self._state: State | None = None
         self._workspace: Workspace | None = None
-
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        return AnyText(_MAX_OBSERVATION_LENGTH)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return AnyText()
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

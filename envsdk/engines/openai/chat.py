@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
@@ -79,31 +79,35 @@ class ChatEndpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     content: str | None = None
 
 
-class _Choice(BaseModel):
-    message: _Message
+class Choice(BaseModel):
+    message: Message
     finish_reason: str | None = None
 
 
-class _Usage(BaseModel):
+class Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     total_tokens: int = 0
 
 
-class _Completion(BaseModel):
-    choices: list[_Choice]
-    usage: _Usage | None = None
+class Completion(BaseModel):
+    """A server's answer, as far as it is read."""
+
+    choices: list[Choice] = Field(min_length=1)
+    usage: Usage | None = None
 
 
 def read_completion(text: str) -> tuple[str, FinishReason, int]:
     """`(reply, finish reason, tokens used)` of a server's answer; ReplyRefused when it holds no reply."""
     try:
-        completion = _Completion.model_validate_json(text)
-        choice = completion.choices[0]
-    except (ValidationError, IndexError) as error:
+        completion = Completion.model_validate_json(text)
+    except ValidationError as error:
         raise ReplyRefused(f"the server sent no chat completion but {text[:200]!r}") from error
+    choice = completion.choices[0]
     reason = choice.finish_reason or "stop"
     if reason not in _FINISH_REASONS:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{reason}`")
