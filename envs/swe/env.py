@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.error import ResetNeeded
 from pydantic import Field
@@ -27,7 +27,7 @@ from envsdk.envs.swe.observations import (
 from envsdk.envs.swe.replies import TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.task_list import SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
-from envsdk.envs.swe.verdicts import counts, describe, shares
+from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 from envsdk.rewards.sandbox import Limits
@@ -341,3 +341,50 @@ def _limits(given: Mapping[str, int]) -> Limits:
     except TypeError as error:
         known = ", ".join(field.name for field in fields(Limits))
         raise ValueError(f"limits: {error}; known are {known}") from error
+
+
+if TYPE_CHECKING:
+    from envsdk.envs.swe.evaluator import Evaluation
+
+
+def describe(evaluation: Evaluation | None) -> str:
+    """One line for a person."""
+    if evaluation is None:
+        return "Nothing was submitted."
+    return f"{evaluation.reason.value}: {evaluation.detail}"
+
+
+def counts(task: Task, evaluation: Evaluation | None) -> dict[str, Any]:
+    """`reason`, `stripped` files, and for each list of tests how many passed: `{"passed": 2, "total": 3}`.
+
+    `hidden_bits`, `weak` and `suspicious` say how far the verdict can be forged. The lists are `fail_to_pass`
+    and `pass_to_pass`, or `expected` where the task has an outcome per test.
+    """
+    outcomes = {} if evaluation is None else evaluation.outcomes
+    told: dict[str, Any] = {
+        "reason": "not_submitted" if evaluation is None else evaluation.reason.value,
+        "stripped": [] if evaluation is None else list(evaluation.stripped),
+    }
+    if evaluation is not None:
+        told |= {"hidden_bits": evaluation.hidden_bits, "weak": evaluation.weak}
+        if evaluation.suspicious:
+            told["suspicious"] = list(evaluation.suspicious)
+    if task.expected is not None:
+        as_expected = sum(outcomes.get(name) is outcome for name, outcome in task.expected.items())
+        return {**told, "expected": {"passed": as_expected, "total": len(task.expected)}}
+
+    def passed(names: Iterable[str]) -> int:
+        return sum(outcomes.get(name) is Outcome.PASSED for name in names)
+
+    for name, tests in (("fail_to_pass", task.fail_to_pass), ("pass_to_pass", task.pass_to_pass)):
+        told[name] = {"passed": passed(tests), "total": len(tests)}
+    return told
+
+
+def shares(told: dict[str, Any]) -> dict[str, float]:
+    """The share of each list of `counts` that passed, 1 for an empty list; for `metrics`."""
+    return {
+        f"{name}_passed": told[name]["passed"] / total if (total := told[name]["total"]) else 1.0
+        for name in ("fail_to_pass", "pass_to_pass", "expected")
+        if name in told
+    }
