@@ -4,8 +4,8 @@
     __all__ = sorted(_NAMES)
     __getattr__, __dir__ = public_names(__name__, _NAMES)
 
-The package's `__init__.pyi` imports each name from its module: type checkers read it, and this does. An import
-of the package does not load torch or Ray before a name needs them. The rule for names that go is in
+The package's `__init__.pyi` imports each name from its module: type checkers read it, and so does this. An
+import of the package does not load torch or Ray before a name needs them. The rule for names that go is in
 docs/python-api.md.
 """
 
