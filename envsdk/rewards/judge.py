@@ -24,15 +24,7 @@ from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.openai.chat import Choice, Completion, Message, Usage
 from envsdk.rewards.answer_text import after_thinking
-from envsdk.rewards.judge_text import (
-    TEMPLATES,
-    Parse,
-    Question,
-    criteria,
-    placeholders,
-    question,
-    verdict_of,
-)
+from envsdk.rewards.judge_text import TEMPLATES, Parse, Question, criteria, placeholders, question, verdict_of
 from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward

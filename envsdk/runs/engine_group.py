@@ -40,12 +40,7 @@ from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_plac
 from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.weights.buckets import UpdateInterrupted
 from envsdk.weights.source import WeightSource
-from envsdk.weights.transports import (
-    Transport,
-    can_share_memory,
-    choose_transport,
-    device_transport,
-)
+from envsdk.weights.transports import Transport, can_share_memory, choose_transport, device_transport
 from envsdk.weights.update import TransferReport, update_engines
 
 _IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]

@@ -17,14 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.envs.swe.evaluator.imports import Imports
 from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
-from envsdk.envs.swe.tasks.patches import (
-    FilePatch,
-    MalformedPatch,
-    Section,
-    parse,
-    render,
-    sections,
-)
+from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
 from envsdk.envs.swe.tasks.solution import changed_files
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply

@@ -25,16 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envsdk.base.display.console import TerminalConsole
-from envsdk.base.display.scores import (
-    MEAN,
-    Score,
-    change,
-    failed_kinds,
-    gain,
-    held_out,
-    in_one_line,
-    scores,
-)
+from envsdk.base.display.scores import MEAN, Score, change, failed_kinds, gain, held_out, in_one_line, scores
 from envsdk.contracts.failures import INTERRUPTED, EnvsdkError
 
 _SPARK = "▁▂▃▄▅▆▇█"

@@ -19,12 +19,7 @@ from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
 from envsdk.contracts.prompts import AgentPrompts, conversation
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.engine_support.failures import (
-    ReplyRefused,
-    Unavailable,
-    Unreachable,
-    no_server,
-)
+from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, Unreachable, no_server
 from envsdk.engines.engine_support.http import http_client, post_json, with_retries
 from envsdk.engines.full_context import is_full_context
 from envsdk.engines.rate_limits import RateGate

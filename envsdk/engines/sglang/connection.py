@@ -22,13 +22,7 @@ from envsdk.engines.engine_support.http import events, http_client, refusal, una
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.sglang.server import ServerProcess, free_port
 from envsdk.engines.sglang.settings import SGLangSettings, server_arguments
-from envsdk.engines.sglang.wire import (
-    ServerFacts,
-    generate_body,
-    read_facts,
-    read_kv_usage,
-    read_message,
-)
+from envsdk.engines.sglang.wire import ServerFacts, generate_body, read_facts, read_kv_usage, read_message
 
 _POLL_S = 0.25
 _LAST_WORDS_S = 2.0
