@@ -3,8 +3,6 @@
 Both are upstream's, on Python's own `difflib`, as upstream runs without python-Levenshtein.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from difflib import SequenceMatcher

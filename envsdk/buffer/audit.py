@@ -3,8 +3,6 @@
 broken = audit(engine)      # [] or one sentence for each promise that was broken, with examples
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -7,8 +7,6 @@ judge:
   prompt: match
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

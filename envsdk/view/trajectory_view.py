@@ -3,8 +3,6 @@
 Texts are plain text: pages insert them as text, never as markup.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

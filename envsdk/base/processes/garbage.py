@@ -6,8 +6,6 @@ counts. `collect_rarely` makes searches rare; `collect_when_grown` adds one when
 cycles of an environment may hold large arrays.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

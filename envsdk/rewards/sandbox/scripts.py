@@ -1,7 +1,5 @@
 """Shell scripts that read, write and compare files inside a sandbox, with the system's own tools."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Nothing piles up, and calls return within the limits of the spec."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os
