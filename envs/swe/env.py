@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.error import ResetNeeded
@@ -158,7 +159,8 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         number = self._tasks.number(int(self.np_random.integers(2**31)), options)
         trains = self._args.data is not None and bool(options and options.get("training"))
         how: WeakTasks = self._args.weak_tasks if trains else "pay"
-        task = await task_to_train_on(self._tasks, number, how, self._hidden_bits)
+        hidden_bits = partial(self._workshop.hidden_bits, validates=self._args.validates)
+        task = await task_to_train_on(self._tasks, number, how, hidden_bits)
         await self._leave()
         observation = render_task(
             task.problem_statement,
@@ -302,9 +304,6 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
 
     def _gold_command(self, state: State) -> str:
         return gold_command(self._tasks.named(state.instance_id).gold_patch)
-
-    async def _hidden_bits(self, task: Task) -> float | None:
-        return await self._workshop.hidden_bits(task, validates=self._args.validates)
 
     def _opened(self, state: State) -> Workspace:
         if self._workspace is None:

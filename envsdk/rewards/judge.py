@@ -151,7 +151,7 @@ class Judge(ServerReward):
             rubric=sample.row.get("rubric"),
         )
         body = self._body(asked.text)
-        key = _digest([args.base_url, body])
+        key = hashlib.sha256(json.dumps([args.base_url, body], sort_keys=True).encode()).hexdigest()
         # Equal questions at the same time are asked once.
         async with self._asking.setdefault(key, asyncio.Lock()):
             known = None if afresh else self._cache.get(key)
@@ -252,10 +252,6 @@ def _read(answer: str) -> Completion:
         return Completion.model_validate_json(answer)
     except ValidationError as error:
         raise ReplyRefused(f"the server sent no chat completion but {_short(answer)!r}") from error
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _short(text: str) -> str:

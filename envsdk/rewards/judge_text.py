@@ -58,7 +58,8 @@ def question(
     if fenced:
         digest = hashlib.sha256(response.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         closing = f"</response-{digest}>"
-        shown = f"<response-{digest}>\n{_MARKUP.sub(_apart, response)}\n{closing}"
+        parted = _MARKUP.sub(r"\g<0> ", response)
+        shown = f"<response-{digest}>\n{parted}\n{closing}"
     values = {
         "prompt": _as_text(prompt),
         "response": shown,
@@ -79,10 +80,6 @@ def criteria(rubric: Any) -> str:
         if isinstance(text, str) and text.strip():
             lines.append(f"- {text.strip()}" + ("" if weight is None else f" (weight {weight})"))
     return "\n".join(lines)
-
-
-def _apart(match: re.Match[str]) -> str:
-    return match[0] + " "
 
 
 def _as_text(messages: Sequence[Message]) -> str:

@@ -146,7 +146,8 @@ class OpenSource:
             about["problems"] = [*run.missing, *about["problems"]]
             about |= {"facts": facts_view(run), "curves": curves_view(run.metrics)}
             about["signs"] = [f"After step {step}: {sign}" for step, sign in signs_of(run.metrics)]
-            about |= {"staleness": staleness_view(run), "config": _yaml_text(run.config)}
+            config = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else ""
+            about |= {"staleness": staleness_view(run), "config": config}
         elif about["success_rate"] is not None:
             headlines = [headline(percent(about["success_rate"]), "success", about["success_of"])]
         return about | {"headlines": [*headlines, _num_trajectories(about)]}
@@ -426,10 +427,6 @@ def _read_config(path: Path) -> tuple[dict[str, Any], str]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         return {}, f"{path.name} cannot be read ({' '.join(str(error).split())[:200]})"
     return ({str(name): value for name, value in content.items()} if isinstance(content, dict) else {}), ""
-
-
-def _yaml_text(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False) if content else ""
 
 
 def _num_trajectories(about: Mapping[str, Any]) -> dict[str, str]:

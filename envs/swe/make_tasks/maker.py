@@ -12,7 +12,7 @@ import platform
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -252,7 +252,8 @@ class _Maker:
         """In the format of SWE-bench, with the record of how it was made as `envsdk`."""
         package, mutation = self._package, candidate.mutation
         original = self._sources[candidate.path].text
-        hidden = {path: (package.tree / path).read_text() for path in _files(failing)}
+        files = dict.fromkeys(test.split("::")[0] for test in failing)
+        hidden = {path: (package.tree / path).read_text() for path in files}
         commit = hashlib.sha1(f"{package.label} {candidate.key}".encode()).hexdigest()
         covering = self._baseline.covered[candidate.path].get(str(mutation.first_line), 0)
         return {
@@ -291,10 +292,6 @@ class _Maker:
                 },
             },
         }
-
-
-def _files(tests: Sequence[str] | dict[str, str]) -> list[str]:
-    return list(dict.fromkeys(test.split("::")[0] for test in tests))
 
 
 def _plan_values(plan: TestPlan, package: Package) -> dict[str, Any]:
