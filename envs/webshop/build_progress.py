@@ -1,9 +1,7 @@
 """How far a build is, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -19,7 +17,7 @@ class BuildProgress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> BuildProgress:
+    def __enter__(self) -> Self:
         if self._console is not None and self._console.is_terminal:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

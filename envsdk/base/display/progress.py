@@ -8,8 +8,6 @@ with ProgressDisplay("my-run", max_steps=100) as display:
     display.step(StepSummary.from_metrics(metrics, step=0, max_steps=100, eta_s=420.0))
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -45,7 +43,7 @@ class Validation:
     """What failed, by kind."""
 
     @classmethod
-    def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Validation | None:
+    def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Self | None:
         """Scores from the metrics `val/...`; None when the metrics hold no validation."""
         by_tag = {tag: score for tag, score in held_out(metrics).items() if tag != MEAN}
         return cls(step=step, score_by_tag=by_tag, failed=failed_kinds(metrics)) if by_tag else None
@@ -82,7 +80,7 @@ class StepSummary:
     @classmethod
     def from_metrics(
         cls, metrics: Mapping[str, float], *, step: int, max_steps: int, eta_s: float | None = None
-    ) -> StepSummary:
+    ) -> Self:
         """A state from a run's metrics by their names; what is missing shows as unknown."""
         step_s = metrics.get("time/step_s", math.nan)
         waited_s = metrics.get("time/wait_batch_s", math.nan)
