@@ -8,14 +8,14 @@ that can be used, or the sandbox failed.
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.answer_text import after_thinking
+from envsdk.rewards.code.program_text import program_in
 from envsdk.rewards.code.rows import RowError, Task, solution_of, task_of
 from envsdk.rewards.code.runs import Limits, Outcome, run_task
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
@@ -117,47 +117,3 @@ class CodeReward(AsyncRewardFunction):
 
     async def close(self) -> None:
         await self._backend.aclose()
-
-
-PYTHON = frozenset({"python", "python3", "py", "python2", "pypy", "pypy3"})
-_BEGINNING_OF_SOLUTION = "<|begin_of_solution|>"
-
-
-def program_in(response: str, needs: str = "") -> str | None:
-    """The last block marked as Python; else the last without a mark; where there are no blocks, the text.
-
-    None: there is no text, or its blocks are all marked as other languages.
-
-    Args:
-        needs: A function's name: the last block that defines it goes before later ones that do not.
-    """
-    response = after_thinking(response.rpartition(_BEGINNING_OF_SOLUTION)[2])
-    blocks = list(_blocks(response))
-    if not blocks:
-        return response.strip() or None
-    for languages in (PYTHON, frozenset({""})):
-        fitting = [code for language, code in blocks if language in languages and code.strip()]
-        defining = [
-            code for code in fitting if needs and (f"def {needs}(" in code or f"class {needs}" in code)
-        ]
-        if fitting:
-            return (defining or fitting)[-1]
-    return None
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Language and content of each fenced block; one that is not closed ends with the text."""
-    opened: tuple[str, int, list[str]] | None = None
-    for line in text.split("\n"):
-        stripped = line.strip()
-        ticks = len(stripped) - len(stripped.lstrip("`"))
-        if opened is None:
-            if ticks >= 3:
-                opened = (stripped[ticks:].strip().lower(), ticks, [])
-        elif ticks >= opened[1] and stripped == "`" * ticks:
-            yield opened[0], "\n".join(opened[2])
-            opened = None
-        else:
-            opened[2].append(line)
-    if opened is not None:
-        yield opened[0], "\n".join(opened[2])
