@@ -162,9 +162,7 @@ def _turn_view(
     versions = tokens.versions[start:end].tolist()
     view["tokens"] = _tokens(tokens, texts, start, end) | {
         "logprobs": [_rounded(value) for value in logprobs.tolist()],
-        "versions": [
-            [version, len([*each])] for version, each in groupby(tokens.versions[start:end].tolist())
-        ],
+        "versions": [[version, len([*each])] for version, each in groupby(versions)],
     }
     known = logprobs[np.isfinite(logprobs)]
     view["logprob"] = float(known.mean(dtype=np.float64)) if len(known) else None
