@@ -49,12 +49,18 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 def _source(module: str) -> Path:
     path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_dir():
+        return path.with_suffix(".py")
+    stub = path / "__init__.pyi"
+    return stub if stub.is_file() else stub.with_suffix(".py")
 
 
 def public_names(module: str) -> list[str]:
-    """What stands in `__all__`, read without importing the module."""
+    """What stands in `__all__` or in the stub, read without importing the module."""
     source = _source(module)
+    if source.suffix == ".pyi":
+        imports = (node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom))
+        return sorted(each.name for node in imports for each in node.names)
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(
             getattr(each, "id", "") == "__all__" for each in node.targets

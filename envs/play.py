@@ -3,8 +3,6 @@
 session -> observation -> line -> step, or a word to the session -> ... -> end
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`envsdk init NAME`: a package with an environment of your own, which works as it is."""
 
-from __future__ import annotations
-
 import importlib.util
 import keyword
 import re

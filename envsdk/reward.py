@@ -1,7 +1,5 @@
 """`envsdk reward NAME --file rows.jsonl`: score recorded responses with a reward function."""
 
-from __future__ import annotations
-
 import sys
 
 import rich.box

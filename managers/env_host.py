@@ -6,8 +6,6 @@
 An environment that raises, hangs or dies becomes an `EpisodeFailed` here.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import reprlib

@@ -10,8 +10,6 @@ the environment. The scheduler records that episode as failed, starts the worker
 episodes elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os
@@ -19,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from envsdk.base.display.terminal import say
 from envsdk.base.net.long_poll import LongPoll
@@ -73,7 +71,7 @@ class WorkerSetup:
     parcels: Parcels = field(default_factory=Parcels)
     """Files that this machine may lack."""
 
-    def here(self) -> WorkerSetup:
+    def here(self) -> Self:
         """The setup with paths on this machine, to which files may have to travel. Blocks. StorageError."""
         if not self.parcels.by_path:
             return self

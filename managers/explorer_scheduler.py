@@ -3,8 +3,6 @@
 start -> publish -> (report -> assign | unassign)* -> close
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,12 +1,10 @@
 """Types of the ledger's interface: configuration, leases, commands, batches and saved state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from envsdk.contracts import run_limits
 from envsdk.contracts.failures import ConfigurationError, StorageError
@@ -321,7 +319,7 @@ class LedgerState:
         return {"format": STATE_FORMAT, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LedgerState:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`. StorageError when the format differs."""
         values = dict(data)
         if (found := values.pop("format", None)) != STATE_FORMAT:

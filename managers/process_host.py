@@ -3,8 +3,6 @@
 no process -> starting -> up -> (call -> answer)* -> killed
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

@@ -13,8 +13,6 @@ anew if the trainer waited, and else takes four times its length back. A synchro
 count: nobody can play then.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -101,11 +99,8 @@ class WorkerDemand:
             self._idle_s += elapsed_s
 
     def _is_crowded(self, load: WorkerLoad) -> bool:
-        is_full = load.num_waiting > 0 or self._has_full_loops(load)
+        is_full = load.num_waiting > 0 or load.worker_cpu >= FULL_LOOP * load.num_workers
         return is_full and load.is_awaited and not load.engines_are_full
-
-    def _has_full_loops(self, load: WorkerLoad) -> bool:
-        return load.worker_cpu >= FULL_LOOP * load.num_workers
 
     def _would_fit_fewer(self, load: WorkerLoad) -> bool:
         fewer = load.num_workers - 1

@@ -14,7 +14,7 @@ from gymnasium.spaces import Text
 from pydantic import Field
 
 from envsdk.contracts.env import Info, TextEnv
-from envsdk.contracts.turn_env import PRINTABLE, AnyText
+from envsdk.contracts.turn_env import PRINTABLE, AnyTextSpaces
 from envsdk.envs.alfworld.games import TASK_TYPES, Game, Split
 from envsdk.envs.alfworld.notebook import Notebook
 from envsdk.envs.alfworld.pool import PoolSettings, RemoteGame, shared_pool
@@ -91,7 +91,7 @@ class ALFWorldArguments(EnvArguments):
     """None, or `ansi`: `render()` returns the last observation."""
 
 
-class ALFWorldEnv(TextEnv):
+class ALFWorldEnv(AnyTextSpaces, TextEnv):
     """A household task in text, played by TextWorld with ALFWorld's grammar. The observation is its text:
 
         -= Welcome to TextWorld, ALFRED! =-
@@ -129,11 +129,6 @@ class ALFWorldEnv(TextEnv):
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
         return Text(min_length=1, max_length=_MAX_OBSERVATION_LENGTH, charset=PRINTABLE)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start the game that the seed draws, or number `options["game"]` of the split.

@@ -20,17 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
-from envsdk.envs.alfworld.furniture import (
-    ABLE,
-    FITS,
-    LAMP_STANDS,
-    LAMPS,
-    ROOMS,
-    SIZES,
-    TREATMENT,
-    Room,
-    Size,
-)
+from envsdk.envs.alfworld.furniture import ABLE, FITS, LAMP_STANDS, LAMPS, ROOMS, SIZES, TREATMENT, Room, Size
 from envsdk.envs.alfworld.games import LOOK, SPLITS, TASK_TYPES, TWO, Game, Goal
 from envsdk.envs.alfworld.problem import DESCRIPTIONS, Household, Item, write_problem
 

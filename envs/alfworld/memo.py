@@ -65,7 +65,7 @@ def install(store: TranslationStore) -> None:
     _remember_translations(store)
     _remember_rules()
     _remember_grammars()
-    _copy_shallowly()
+    textgen.deepcopy = _shallow_copy
     _compile_expressions()
 
 
@@ -176,10 +176,6 @@ def _with_goal(grammar: Any, goal: str) -> Any:
         )
     ]
     return special
-
-
-def _copy_shallowly() -> None:
-    textgen.deepcopy = _shallow_copy
 
 
 def _shallow_copy(value: Any) -> Any:

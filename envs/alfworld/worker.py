@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from envsdk.envs.alfworld.games import GameDataError
 from envsdk.envs.alfworld.requests import Answer, Request
@@ -49,11 +50,7 @@ def _answer(request: Request, engine: Engine) -> Answer:
 
 
 def _resident_mb() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return pages * resource.getpagesize() >> 20
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    return int(psutil.Process().memory_info().rss) >> 20
 
 
 def main(arguments: list[str]) -> int:

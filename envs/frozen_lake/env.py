@@ -1,7 +1,5 @@
 """The FrozenLake environment: gymnasium's rules, text in and text out."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

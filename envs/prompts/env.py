@@ -1,41 +1,29 @@
 """One prompt, one response, one reward."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
-from gymnasium.spaces import Text
-
 from envsdk.contracts.env import AsyncTextEnv, Info
-from envsdk.contracts.turn_env import AnyText
+from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.prompt_data.prompts import PromptRow, PromptSource
 from envsdk.rewards.reward import Reward, Sample
 from envsdk.rewards.workers import RewardWorkers, shared_workers
 
-_MAX_LENGTH = 2**24
 _NUM_OTHERS = 3
 
 
-class PromptEnv(AsyncTextEnv):
+class PromptEnv(AnyTextSpaces, AsyncTextEnv):
     """Asks a row of prompt data; the response is the action, and a reward function scores it.
 
     `reset(options={"task": n})` asks row n in the order of the data, which is drawn anew in each epoch where
     `shuffle` is set; otherwise the seed draws a row.
     """
 
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        return AnyText(_MAX_LENGTH)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        return AnyText()
+    max_observation_length = 2**24
 
     def __init__(
         self,

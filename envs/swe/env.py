@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
 from pydantic import Field
 
 from envsdk.contracts.env import AsyncTextEnv, Info
-from envsdk.contracts.turn_env import AnyText
+from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
@@ -29,7 +28,7 @@ from envsdk.envs.swe.observations import (
 from envsdk.envs.swe.replies import TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.task_list import SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
-from envsdk.envs.swe.verdicts import counts, describe, shares
+from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
 from envsdk.rewards.sandbox import Limits
@@ -37,8 +36,6 @@ from envsdk.rewards.sandbox.contract import WORKDIR
 
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
-
-_MAX_OBSERVATION_LENGTH = 2**30
 
 
 class SWEArguments(EnvArguments):
@@ -120,7 +117,7 @@ class State:
         return self.terminated or self.truncated
 
 
-class SWEEnv(AsyncTextEnv):
+class SWEEnv(AnyTextSpaces, AsyncTextEnv):
     """Repair a repository by shell commands and submit a patch, on which hidden tests decide.
 
         reset (no sandbox yet) -> command -> command -> ... -> submission -> graded in a fresh sandbox
@@ -138,6 +135,7 @@ class SWEEnv(AsyncTextEnv):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+    max_observation_length = 2**30
 
     @keywords_of(SWEArguments)
     def __init__(self, args: SWEArguments) -> None:
@@ -150,15 +148,6 @@ class SWEEnv(AsyncTextEnv):
         self._state: State | None = None
         self._workspace: Workspace | None = None
 
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        return AnyText(_MAX_OBSERVATION_LENGTH)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return AnyText()
-
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, Info]:
@@ -170,7 +159,8 @@ class SWEEnv(AsyncTextEnv):
         number = self._tasks.number(int(self.np_random.integers(2**31)), options)
         trains = self._args.data is not None and bool(options and options.get("training"))
         how: WeakTasks = self._args.weak_tasks if trains else "pay"
-        task = await task_to_train_on(self._tasks, number, how, self._hidden_bits)
+        hidden_bits = partial(self._workshop.hidden_bits, validates=self._args.validates)
+        task = await task_to_train_on(self._tasks, number, how, hidden_bits)
         await self._leave()
         observation = render_task(
             task.problem_statement,
@@ -315,9 +305,6 @@ class SWEEnv(AsyncTextEnv):
     def _gold_command(self, state: State) -> str:
         return gold_command(self._tasks.named(state.instance_id).gold_patch)
 
-    async def _hidden_bits(self, task: Task) -> float | None:
-        return await self._workshop.hidden_bits(task, validates=self._args.validates)
-
     def _opened(self, state: State) -> Workspace:
         if self._workspace is None:
             self._workspace = self._open(state, None)
@@ -353,3 +340,50 @@ def _limits(given: Mapping[str, int]) -> Limits:
     except TypeError as error:
         known = ", ".join(field.name for field in fields(Limits))
         raise ValueError(f"limits: {error}; known are {known}") from error
+
+
+if TYPE_CHECKING:
+    from envsdk.envs.swe.evaluator import Evaluation
+
+
+def describe(evaluation: Evaluation | None) -> str:
+    """One line for a person."""
+    if evaluation is None:
+        return "Nothing was submitted."
+    return f"{evaluation.reason.value}: {evaluation.detail}"
+
+
+def counts(task: Task, evaluation: Evaluation | None) -> dict[str, Any]:
+    """`reason`, `stripped` files, and for each list of tests how many passed: `{"passed": 2, "total": 3}`.
+
+    `hidden_bits`, `weak` and `suspicious` say how far the verdict can be forged. The lists are `fail_to_pass`
+    and `pass_to_pass`, or `expected` where the task has an outcome per test.
+    """
+    outcomes = {} if evaluation is None else evaluation.outcomes
+    told: dict[str, Any] = {
+        "reason": "not_submitted" if evaluation is None else evaluation.reason.value,
+        "stripped": [] if evaluation is None else list(evaluation.stripped),
+    }
+    if evaluation is not None:
+        told |= {"hidden_bits": evaluation.hidden_bits, "weak": evaluation.weak}
+        if evaluation.suspicious:
+            told["suspicious"] = list(evaluation.suspicious)
+    if task.expected is not None:
+        as_expected = sum(outcomes.get(name) is outcome for name, outcome in task.expected.items())
+        return {**told, "expected": {"passed": as_expected, "total": len(task.expected)}}
+
+    def passed(names: Iterable[str]) -> int:
+        return sum(outcomes.get(name) is Outcome.PASSED for name in names)
+
+    for name, tests in (("fail_to_pass", task.fail_to_pass), ("pass_to_pass", task.pass_to_pass)):
+        told[name] = {"passed": passed(tests), "total": len(tests)}
+    return told
+
+
+def shares(told: dict[str, Any]) -> dict[str, float]:
+    """The share of each list of `counts` that passed, 1 for an empty list; for `metrics`."""
+    return {
+        f"{name}_passed": told[name]["passed"] / total if (total := told[name]["total"]) else 1.0
+        for name in ("fail_to_pass", "pass_to_pass", "expected")
+        if name in told
+    }

@@ -1,7 +1,5 @@
 """Parsing of Python source in a process that has threads, and sets of its names."""
 
-from __future__ import annotations
-
 import ast
 import threading
 

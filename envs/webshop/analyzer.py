@@ -5,8 +5,6 @@
 Needs the extra `webshop` (PyStemmer, regex).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import regex

@@ -1,10 +1,7 @@
 """How far a build is, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import time
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -20,7 +17,7 @@ class BuildProgress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> BuildProgress:
+    def __enter__(self) -> Self:
         if self._console is not None and self._console.is_terminal:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -30,9 +27,7 @@ class BuildProgress:
             self._task = self._bar.add_task("", total=1.0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -1,21 +1,17 @@
 """The WebShop environment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Text
 from pydantic import Field
 
 from envsdk.contracts.env import Info, TextEnv
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.turn_env import AnyText
+from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
@@ -62,7 +58,7 @@ class WebShopArguments(EnvArguments):
     """None, or `ansi`: `render()` returns the page."""
 
 
-class WebShopEnv(TextEnv):
+class WebShopEnv(AnyTextSpaces, TextEnv):
     """Buy what an instruction asks for, in a shop of text pages: upstream WebShop's text mode.
 
     The observation is a page. An action is `search[words]` or `click[label]`, in a reply such as
@@ -77,6 +73,7 @@ class WebShopEnv(TextEnv):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
+    max_observation_length = 2**20
 
     @keywords_of(WebShopArguments)
     def __init__(self, args: WebShopArguments) -> None:
@@ -93,14 +90,6 @@ class WebShopEnv(TextEnv):
         self._success = False
         self._plan: tuple[dict[str, str], str] | None = None
         """The oracle's: what to choose, and what to search for."""
-
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        return AnyText(2**20)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)

@@ -6,8 +6,6 @@ What grows with the catalogue is in files of the work folder: goals and attribut
 read in pieces, and the order, of 4 bytes per goal, by mmap.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import random
@@ -17,8 +15,7 @@ from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,12 +63,10 @@ class _DrawnGoals:
         goals.tofile(self._file)
         del self._products[:], self._variants[:], self._limits[:]
 
-    def __enter__(self) -> _DrawnGoals:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write()
         self._file.close()
 
@@ -96,12 +91,10 @@ class _AttributeSets:
         sets.write(array("I", (num_goals, len(ids))).tobytes())
         members.write(array("I", ids).tobytes())
 
-    def __enter__(self) -> _AttributeSets:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
 

@@ -9,14 +9,11 @@ for key, value in read_object(path):    # {"key": value, ...}
     ...
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from envsdk.contracts.failures import ConfigurationError
 
@@ -157,12 +154,10 @@ class ArrayReader:
             if separator == "]":
                 return
 
-    def __enter__(self) -> ArrayReader:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._text.close()
 
 

@@ -3,8 +3,6 @@
 Both are upstream's, on Python's own `difflib`, as upstream runs without python-Levenshtein.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from difflib import SequenceMatcher
@@ -51,18 +49,9 @@ def color_of_pair(pair: tuple[str, str]) -> str:
     return str(pair)
 
 
-def token_set_ratio(one: str, other: str) -> int:
-    """Similarity of the sets of words, 0 to 100; 100 when one contains the other."""
-    texts = _compared(one, other)
-    if texts is None:
-        return 0
-    both, first, second = texts
-    return max(_ratio(both, first), _ratio(both, second), _ratio(first, second))
-
-
 @lru_cache(maxsize=65536)
 def is_alike(one: str, other: str) -> bool:
-    """Whether `token_set_ratio` is above `THRESHOLD`, at a fraction of its cost."""
+    """Whether the sets of words have a `token_set_ratio` above `THRESHOLD`, at a fraction of its cost."""
     texts = _compared(one, other)
     if texts is None:
         return False

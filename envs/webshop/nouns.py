@@ -4,10 +4,9 @@ Upstream tags with spaCy's `en_core_web_sm`; where that is not installed a tagge
 sees most nouns, but not the same ones, so rewards for products *other* than the one asked for may differ.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 SPACY_MODEL = "en_core_web_sm"
@@ -15,20 +14,8 @@ _INSTALL = "pip install 'spacy>=3.8'"
 _DOWNLOAD = "python -m spacy download"
 
 _TOKEN = re.compile(r"[^\W_]+(?:[&'’.][^\W_]+)*")
-_ADJECTIVES_AND_FUNCTION_WORDS = """
-    a an and are as at be but by for from in into is it no not of off on or our per so than that the
-    their this to up we with without you your adjustable anti automatic basic best big black breathable
-    bright casual certified classic clean clear cold comfortable compact complete cordless cute daily
-    decorative deep disposable double dry dual durable easy elastic electric elegant extra fashionable
-    fast flat flexible foldable free fresh friendly full gentle good great handmade heavy high hot
-    instant large lightweight long loose low magnetic mini modern multiple natural new non official old
-    organic original outdoor perfect personal plain portable practical premium professional protective
-    pure quick rechargeable relaxed removable replaceable retro reusable rustic safe sensitive short
-    simple single slim small smart smooth soft solid special sleeveless soluble stretchy strong stylish
-    super sweet thick thin tiny traditional ultra unique universal vintage warm washable waterproof
-    white wide wireless individually
-"""
-_NOT_NOUNS = frozenset(_ADJECTIVES_AND_FUNCTION_WORDS.split())
+_NOT_NOUNS = frozenset(Path(__file__).with_name("no_nouns.txt").read_text(encoding="utf-8").split())
+"""Adjectives and function words."""
 _NOT_NOUN_ENDINGS = ("able", "ible", "ful", "less", "ously", "proof")
 
 

@@ -1,13 +1,10 @@
 """The files that grow with every product while a store is built, and can be cut back after a kill."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Self
 
 import numpy as np
 
@@ -61,12 +58,10 @@ class ProductFiles:
         for file in self._files.values():
             file.flush()
 
-    def __enter__(self) -> ProductFiles:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 

@@ -8,18 +8,18 @@ Everything is read by mmap, so that the processes of a machine share the memory.
 last, by a rename: a folder that has it is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap
 from collections.abc import Sequence
+from dataclasses import astuple, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from envsdk.envs.webshop.goals import DrawnGoal, Goal, GoalKind, make_goal
 from envsdk.envs.webshop.index import DOCUMENTS, RANKS, SCORES, STARTS, TERMS, Index, load_shared
@@ -45,68 +45,23 @@ GOAL_DTYPE = np.dtype([("product", "<u4"), ("variant", "<u4"), ("price_upper", "
 """A goal on disk; `cumulative` is the sum of the weights up to and including it."""
 
 _SEPARATOR = "\x1f"
+_PRODUCT = TypeAdapter(Product)
+_PRODUCT_FIELDS, _HUMAN_FIELDS = (
+    [each.name for each in fields(kind)] for kind in (Product, HumanInstruction)
+)
 
 
 def encode_product(product: Product) -> bytes:
-    fields = [
-        product.asin,
-        product.title,
-        product.description,
-        product.bullets,
-        product.pricing,
-        product.price_tag,
-        product.options,
-        product.attributes,
-        product.category,
-        product.query,
-        product.product_category,
-        product.instruction,
-        product.instruction_attributes,
-        [(entry.text, entry.attributes, entry.options) for entry in product.human],
-        product.nouns,
-    ]
+    """The values of all fields, in their order."""
+    values = [getattr(product, name) for name in _PRODUCT_FIELDS]
     # Escaped, because a title may hold half of a surrogate pair, which UTF-8 cannot.
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps(values, default=astuple, separators=(",", ":")).encode()
 
 
 def decode_product(data: bytes) -> Product:
-    (
-        asin,
-        title,
-        description,
-        bullets,
-        pricing,
-        price_tag,
-        options,
-        attributes,
-        category,
-        query,
-        product_category,
-        instruction,
-        instruction_attributes,
-        human,
-        nouns,
-    ) = json.loads(data)
-    return Product(
-        asin=asin,
-        title=title,
-        description=description,
-        bullets=tuple(bullets),
-        pricing=tuple(pricing),
-        price_tag=price_tag,
-        options={name: tuple(values) for name, values in options.items()},
-        attributes=tuple(attributes),
-        category=category,
-        query=query,
-        product_category=product_category,
-        instruction=instruction,
-        instruction_attributes=tuple(instruction_attributes),
-        human=tuple(
-            HumanInstruction(text=text, attributes=tuple(asked), options=tuple(wanted))
-            for text, asked, wanted in human
-        ),
-        nouns=tuple(nouns),
-    )
+    values = dict(zip(_PRODUCT_FIELDS, json.loads(data), strict=True))
+    values["human"] = [dict(zip(_HUMAN_FIELDS, each, strict=True)) for each in values["human"]]
+    return _PRODUCT.validate_python(values)
 
 
 def encode_card(product: Product) -> bytes:

@@ -1,7 +1,5 @@
 """`HostedEnv` and `AsyncHostedEnv`: bases of environments around another package's environment."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import gymnasium
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
 
-from envsdk.adapters.text import action_space, as_observation, observation_space
+from envsdk.adapters.text import MAX_OBSERVATION_LENGTH, as_observation
 from envsdk.contracts.env import AsyncTextEnv, Info, TextEnv
+from envsdk.contracts.turn_env import AnyText, AnyTextSpaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ def explains_itself(**_: Any) -> str:
     return "Do what the first message asks for, and reply in the form that it asks for."
 
 
-class HostedEpisode(gymnasium.Env[str, str]):
+class HostedEpisode(AnyTextSpaces):
     """An episode of another package's environment: counts turns, keeps what was shown, answers late replies.
 
     Any text becomes one that can be tokenized and stored.
@@ -65,11 +63,8 @@ class HostedEpisode(gymnasium.Env[str, str]):
 
     @cached_property
     def observation_space(self) -> Text:  # type: ignore[override]
-        return observation_space()
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        return action_space()
+        """What `as_observation` returns, with room for a note after it."""
+        return AnyText(2 * MAX_OBSERVATION_LENGTH, min_length=1)
 
     def _begun(self, seed: int) -> None:
         """Start an episode; `_show` its first observation next."""

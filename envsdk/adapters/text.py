@@ -1,11 +1,8 @@
 """What adapters share about text: answers in replies, and observations that any package may have written."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from envsdk.contracts.turn_env import NO_ANSWER as NO_ANSWER
-from envsdk.contracts.turn_env import AnyText
 from envsdk.contracts.turn_env import tagged_answer as tagged_answer
 
 ReplyFormat = Literal["tag", "whole"]
@@ -32,13 +29,3 @@ def as_observation(value: object) -> str:
         half = (MAX_OBSERVATION_LENGTH - len(_CUT)) // 2
         text = text[:half] + _CUT + text[-half:]
     return text if text.strip() else NOTHING
-
-
-def observation_space() -> AnyText:
-    """What `as_observation` returns, with room for a note after it."""
-    return AnyText(2 * MAX_OBSERVATION_LENGTH, min_length=1)
-
-
-def action_space() -> AnyText:
-    """What `sample()` draws from. `step` takes any string, of any length and script."""
-    return AnyText()

@@ -4,11 +4,9 @@ Shapes: K turns, T tokens of one sequence, n of them sampled by the policy, S st
 returns are discounted over: a turn, an unbroken run of sampled tokens (segment), or one sampled token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,7 +60,7 @@ class AdvantageSample:
         logprobs: NDArray[np.float32] | None = None,
         reference_logprobs: NDArray[np.float32] | None = None,
         values: NDArray[np.float32] | None = None,
-    ) -> AdvantageSample:
+    ) -> Self:
         """A trajectory and the scores that models gave its tokens.
 
         `logprobs` and `reference_logprobs` are `[T]`; `values` are `[T + 1]`: entry t is the value of the

@@ -8,20 +8,13 @@ Source: importance weights and their truncation, IMPALA, arXiv:1802.01561 (V-tra
 in ROLL's section of this name. Its `segment` is the geometric mean over a reply too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from envsdk.algorithms.correction_args import (
-    CorrectionFilter,
-    ISWeightArgs,
-    RatioLevel,
-    TrainInferCorrection,
-)
+from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs, RatioLevel, TrainInferCorrection
 from envsdk.algorithms.losses import PolicyTokens
 from envsdk.algorithms.ratios import at_level, bounded_exp, log_ratio
 

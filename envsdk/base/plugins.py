@@ -1,7 +1,5 @@
 """Finds plug-ins by entry point or by dotted name."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache

@@ -3,9 +3,7 @@
 broken = audit(engine)      # [] or one sentence for each promise that was broken, with examples
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,32 +27,90 @@ def audit(engine: Engine, *, decode: bool = False) -> list[str]:
     """
     with snapshot(engine) as connection:
         terms = Terms.from_json(connection.execute(sa.select(job.c.terms)).scalar_one())
-        checks: list[Callable[[Connection, Terms], Iterator[str]]] = [
-            _each_group_has_a_state,
-            _each_task_is_played_in_one_group,
-            _each_batch_is_full_and_none_is_missing,
-            _each_group_is_in_as_many_batches_as_it_says,
-            _no_group_was_too_old,
-            _what_waits_has_its_trajectories,
-            _what_is_played_has_a_player,
-            _no_more_than_the_capacity,
+        findings = list(_findings(connection, terms))
+        findings += [
+            _sentence(what, ids)
+            for what, query in _wrong_groups(connection, terms)
+            if (ids := [int(row[0]) for row in connection.execute(query.order_by(_G.id))])
         ]
-        if decode:
-            checks.append(_trajectories_are_those_of_their_group)
-        return [sentence for check in checks for sentence in check(connection, terms)]
+        return findings + (list(_other_trajectories(connection)) if decode else [])
 
 
-def _each_group_has_a_state(connection: Connection, terms: Terms) -> Iterator[str]:
+def _wrong_groups(connection: Connection, terms: Terms) -> Iterator[tuple[str, sa.Select[Any]]]:
+    """What no group may be, and the ids of those that are."""
     known = [state.value for state in GroupState]
-    yield from _none(connection, "are in no known state", sa.select(_G.id).where(_G.state.not_in(known)))
-    yield from _none(
-        connection,
-        "were dropped without a reason",
-        sa.select(_G.id).where(_G.state == GroupState.DROPPED, _G.reason.is_(None)),
+    yield "are in no known state", sa.select(_G.id).where(_G.state.not_in(known))
+    without_reason = _G.state == GroupState.DROPPED, _G.reason.is_(None)
+    yield "were dropped without a reason", sa.select(_G.id).where(*without_reason)
+
+    held = (
+        sa.select(
+            batch_groups.c.group_id,
+            sa.func.count().label("number"),
+            sa.func.max(batch_groups.c.step).label("last"),
+        )
+        .group_by(batch_groups.c.group_id)
+        .subquery()
+    )
+    number = sa.func.coalesce(held.c.number, 0)
+    joined = sa.select(_G.id).outerjoin(held, held.c.group_id == _G.id)
+    yield (
+        "were taken more or less often than batches hold them",
+        joined.where(sa.or_(number != _G.uses, sa.and_(number > 0, held.c.last != _G.step))),
+    )
+    in_a_batch = [GroupState.TAKEN, GroupState.TRAINED]
+    yield "are taken or trained, and in no batch", joined.where(_G.state.in_(in_a_batch), number == 0)
+    yield (
+        "are in a batch, and were played again or dropped",
+        joined.where(_G.state.not_in([*in_a_batch, GroupState.READY]), number > 0),
+    )
+    yield (
+        "are in a batch, and ready again though nothing lets them be trained twice",
+        sa.select(_G.id).where(_G.state == GroupState.READY, _G.uses > 0, _G.rests_until <= _G.step),
+    )
+    of_batches = sa.select(_G.id).join(batches, batches.c.step == _G.step)
+    yield (
+        "are trained, and their batch is in no checkpoint",
+        of_batches.where(_G.state == GroupState.TRAINED, batches.c.trained_at.is_(None)),
+    )
+
+    yield (
+        f"were more than {terms.staleness_bound} versions old when they were taken",
+        sa.select(_G.id)
+        .join(batch_groups, batch_groups.c.group_id == _G.id)
+        .join(batches, batches.c.step == batch_groups.c.step)
+        .where(_G.oldest_version < batches.c.version - terms.staleness_bound),
+    )
+    newest = _newest_version(connection)
+    too_new = sa.select(_G.id).where(_G.oldest_version > newest)
+    yield f"have tokens of a version after the newest, {newest}", too_new
+
+    with_them = sa.select(payloads.c.group_id)
+    waiting, played = [GroupState.READY, GroupState.TAKEN], [GroupState.OPEN, GroupState.LEASED]
+    yield (
+        "are ready or taken, and their trajectories are gone",
+        sa.select(_G.id).where(_G.state.in_(waiting), _G.id.not_in(with_them)),
+    )
+    yield (
+        "have trajectories, and are still played",
+        sa.select(_G.id).where(_G.state.in_(played), _G.id.in_(with_them)),
+    )
+    playing = sa.select(members.c.incarnation).where(members.c.left_at.is_(None))
+    yield (
+        "are leased to explorers that left",
+        sa.select(_G.id).where(_G.state == GroupState.LEASED, _G.incarnation.not_in(playing)),
     )
 
 
-def _each_task_is_played_in_one_group(connection: Connection, terms: Terms) -> Iterator[str]:
+def _newest_version(connection: Connection) -> int:
+    present = connection.execute(sa.select(job.c.version)).scalar_one()
+    # A trainer that went back takes batches again that are of later versions.
+    newest: int = max(present, connection.execute(sa.select(sa.func.max(batches.c.version))).scalar() or 0)
+    return newest
+
+
+def _findings(connection: Connection, terms: Terms) -> Iterator[str]:
+    """What is wrong with tasks, batches, versions and the number of groups."""
     played = sa.select(_G.tag, _G.task_index).group_by(_G.tag, _G.task_index).having(sa.func.count() > 1)
     doubled = [f"{tag} {index}" for tag, index in connection.execute(played.limit(_EXAMPLES))]
     if doubled:
@@ -71,8 +127,6 @@ def _each_task_is_played_in_one_group(connection: Connection, terms: Terms) -> I
         if number != next_index or last != next_index - 1:
             yield f"{next_index} tasks of {tag} were handed out, and there are {number or 0} groups"
 
-
-def _each_batch_is_full_and_none_is_missing(connection: Connection, terms: Terms) -> Iterator[str]:
     sizes = (
         sa.select(batches.c.step, sa.func.count(batch_groups.c.group_id))
         .outerjoin(batch_groups, batch_groups.c.step == batches.c.step)
@@ -87,107 +141,17 @@ def _each_batch_is_full_and_none_is_missing(connection: Connection, terms: Terms
     if number and last - first + 1 != number:
         yield f"of the steps {first} to {last} there are {number} batches"
 
-
-def _each_group_is_in_as_many_batches_as_it_says(connection: Connection, terms: Terms) -> Iterator[str]:
-    held = (
-        sa.select(
-            batch_groups.c.group_id,
-            sa.func.count().label("number"),
-            sa.func.max(batch_groups.c.step).label("last"),
-        )
-        .group_by(batch_groups.c.group_id)
-        .subquery()
-    )
-    number = sa.func.coalesce(held.c.number, 0)
-    joined = sa.select(_G.id).outerjoin(held, held.c.group_id == _G.id)
-    yield from _none(
-        connection,
-        "were taken more or less often than batches hold them",
-        joined.where(sa.or_(number != _G.uses, sa.and_(number > 0, held.c.last != _G.step))),
-    )
-    in_a_batch = [GroupState.TAKEN, GroupState.TRAINED]
-    yield from _none(
-        connection,
-        "are taken or trained, and in no batch",
-        joined.where(_G.state.in_(in_a_batch), number == 0),
-    )
-    yield from _none(
-        connection,
-        "are in a batch, and were played again or dropped",
-        joined.where(_G.state.not_in([*in_a_batch, GroupState.READY]), number > 0),
-    )
-    yield from _none(
-        connection,
-        "are in a batch, and ready again though nothing lets them be trained twice",
-        sa.select(_G.id).where(_G.state == GroupState.READY, _G.uses > 0, _G.rests_until <= _G.step),
-    )
-    yield from _none(
-        connection,
-        "are trained, and their batch is in no checkpoint",
-        sa.select(_G.id)
-        .join(batches, batches.c.step == _G.step)
-        .where(_G.state == GroupState.TRAINED, batches.c.trained_at.is_(None)),
-    )
-
-
-def _no_group_was_too_old(connection: Connection, terms: Terms) -> Iterator[str]:
-    yield from _none(
-        connection,
-        f"were more than {terms.staleness_bound} versions old when they were taken",
-        sa.select(_G.id)
-        .join(batch_groups, batch_groups.c.group_id == _G.id)
-        .join(batches, batches.c.step == batch_groups.c.step)
-        .where(_G.oldest_version < batches.c.version - terms.staleness_bound),
-    )
-    present = connection.execute(sa.select(job.c.version)).scalar_one()
-    # A trainer that went back takes batches again that are of later versions.
-    newest = max(present, connection.execute(sa.select(sa.func.max(batches.c.version))).scalar() or 0)
-    yield from _none(
-        connection,
-        f"have tokens of a version after the newest, {newest}",
-        sa.select(_G.id).where(_G.oldest_version > newest),
-    )
     published = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
-    if published is not None and published > newest:
+    if published is not None and published > (newest := _newest_version(connection)):
         yield f"version {published} was published, and the job is at {newest}"
 
-
-def _what_waits_has_its_trajectories(connection: Connection, terms: Terms) -> Iterator[str]:
-    with_them = sa.select(payloads.c.group_id)
-    waiting = [GroupState.READY, GroupState.TAKEN]
-    yield from _none(
-        connection,
-        "are ready or taken, and their trajectories are gone",
-        sa.select(_G.id).where(_G.state.in_(waiting), _G.id.not_in(with_them)),
-    )
-    yield from _none(
-        connection,
-        "have trajectories, and are still played",
-        sa.select(_G.id).where(_G.state.in_([GroupState.OPEN, GroupState.LEASED]), _G.id.in_(with_them)),
-    )
-
-
-def _what_is_played_has_a_player(connection: Connection, terms: Terms) -> Iterator[str]:
-    playing = sa.select(members.c.incarnation).where(members.c.left_at.is_(None))
-    yield from _none(
-        connection,
-        "are leased to explorers that left",
-        sa.select(_G.id).where(_G.state == GroupState.LEASED, _G.incarnation.not_in(playing)),
-    )
-
-
-def _no_more_than_the_capacity(connection: Connection, terms: Terms) -> Iterator[str]:
-    query = (
-        sa.select(sa.func.count())
-        .select_from(groups)
-        .where(sa.or_(_G.state == GroupState.LEASED, sa.and_(_G.state == GroupState.READY, _G.uses == 0)))
-    )
-    number = connection.execute(query).scalar_one()
+    held = sa.or_(_G.state == GroupState.LEASED, sa.and_(_G.state == GroupState.READY, _G.uses == 0))
+    number = connection.execute(sa.select(sa.func.count()).select_from(groups).where(held)).scalar_one()
     if number > terms.capacity_groups:
         yield f"{number} groups are leased or ready, where {terms.capacity_groups} may be"
 
 
-def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms) -> Iterator[str]:
+def _other_trajectories(connection: Connection) -> Iterator[str]:
     query = (
         sa.select(groups, payloads.c.data)
         .join(payloads, payloads.c.group_id == _G.id)
@@ -210,13 +174,6 @@ def _trajectories_are_those_of_their_group(connection: Connection, terms: Terms)
         yield _sentence("are damaged", damaged)
     if other:
         yield _sentence("hold other trajectories than their rows say", other)
-
-
-def _none(connection: Connection, what: str, query: sa.Select[Any]) -> Iterator[str]:
-    """A sentence if the query finds ids of groups."""
-    ids = [int(row[0]) for row in connection.execute(query.order_by(_G.id))]
-    if ids:
-        yield _sentence(what, ids)
 
 
 def _sentence(what: str, ids: list[int]) -> str:

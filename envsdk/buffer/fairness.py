@@ -1,7 +1,5 @@
 """How explorers share the places of a job. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """Which programs of a job live, and what these mean."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Rows of the tables as the types of the contract."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ dropped = drop_by_hand(engine, Which(states=("ready",), explorers=("node7",)))
 freed = vacuum(engine)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +73,8 @@ def drop_by_hand(engine: Engine, which: Which) -> Dropped:
     """
     was_used = groups.c.uses > 0
     droppable = sa.and_(which.where(), groups.c.state.in_(DROPPABLE), ~was_used)
-    taken = sa.and_(which.where(), sa.or_(groups.c.state == GroupState.TAKEN, sa.and_(was_used, _is_ready())))
+    is_ready, is_taken = (groups.c.state == state for state in (GroupState.READY, GroupState.TAKEN))
+    taken = sa.and_(which.where(), sa.or_(is_taken, sa.and_(was_used, is_ready)))
     with engine.begin() as connection:
         connection.execute(sa.select(job.c.id).with_for_update())
         count = sa.select(groups.c.state, sa.func.count()).where(droppable).group_by(groups.c.state)
@@ -191,7 +190,3 @@ def _size(engine: Engine) -> int:
         return sum(path.stat().st_size for path in (Path(name), Path(f"{name}-wal")) if path.is_file())
     with engine.connect() as connection:
         return int(connection.execute(sa.select(sa.func.pg_total_relation_size(payloads.name))).scalar_one())
-
-
-def _is_ready() -> sa.ColumnElement[bool]:
-    return groups.c.state == GroupState.READY

@@ -1,10 +1,8 @@
 """The keys of environments, typed: tags, and the managers that play them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -23,7 +21,7 @@ class StructuredOutput(Section):
     """The text is one of these."""
 
     @model_validator(mode="after")
-    def _is_of_one_kind(self) -> StructuredOutput:
+    def _is_of_one_kind(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(given) != 1:
             names = " and ".join(given) or "none of them"

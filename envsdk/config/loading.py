@@ -7,12 +7,12 @@ OmegaConf merges and interpolates; nothing is executed. Every key remembers wher
 for error messages and for `explain`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
 from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, first_line
 from envsdk.config.rlvr import count_rows, expand
-from envsdk.config.tags import TAGS_FILE, missing_tags
 from envsdk.contracts.failures import ConfigurationError
 
 DEFAULT = "default"
@@ -331,3 +330,31 @@ def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:
             parent = parent[part]
         del parent[path[-1]]
     return copy
+
+
+TAGS_FILE = "envsdk/config/tags.yaml"
+
+
+@cache
+def shipped_tags() -> Mapping[str, Mapping[str, Any]]:
+    """The tags of `tags.yaml`, as a file would write them."""
+    text = files("envsdk.config").joinpath("tags.yaml").read_text(encoding="utf-8")
+    tags: dict[str, Mapping[str, Any]] = yaml.safe_load(text)
+    return tags
+
+
+def missing_tags(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Shipped tags that a manager names and the file does not define."""
+    named = [
+        tag
+        for manager in ("train_env_manager", "val_env_manager")
+        if isinstance(data.get(manager), Mapping) and isinstance(data[manager].get("tags"), list)
+        for tag in data[manager]["tags"]
+        if isinstance(tag, str)
+    ]
+    defined = [data[key] for key in ("custom_envs", "rewards") if isinstance(data.get(key), Mapping)]
+    return {
+        tag: shipped_tags()[tag]
+        for tag in dict.fromkeys(named)
+        if tag in shipped_tags() and not any(tag in section for section in defined)
+    }

@@ -1,7 +1,5 @@
 """`prices`: what tokens and machines cost."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

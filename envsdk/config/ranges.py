@@ -1,7 +1,5 @@
 """`list(range(0,4))`, read without being executed."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Reads a file and those it extends, and remembers where each key was written."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 from envsdk.base.settings.nearest import nearest
 from envsdk.base.settings.problems import KeyPath
 from envsdk.config.foreign.others import said_of_other_project
-from envsdk.config.hydra_defaults import DEFAULTS, files_of
 from envsdk.contracts.failures import ConfigurationError
 
 EXTENDS = "extends"
@@ -233,3 +230,31 @@ def _display(path: Path) -> str:
 def first_line(error: Exception) -> str:
     """The first line of a message of several lines."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+DEFAULTS = "defaults"
+_HERE = ("_here_", "_global_")
+
+
+def files_of(entries: Any) -> Sequence[str]:
+    """Names of the files of a `defaults:` list, `.yaml` included, in the order they are merged in.
+
+    >>> files_of(["../config/traj_envs@_here_", "_self_"])
+    ['../config/traj_envs.yaml']
+
+    Raises:
+        ValueError: The list asks for another of Hydra's features.
+    """
+    if not isinstance(entries, list):
+        raise ValueError("takes a list of files, such as `- ../config/envs@_here_`")
+    names = []
+    for entry in entries:
+        if entry == "_self_":
+            continue
+        if not isinstance(entry, str):
+            raise ValueError(f"{entry}: groups and options of Hydra's are not there; name the file itself")
+        name, _, package = entry.partition("@")
+        if package and package not in _HERE:
+            raise ValueError(f"{entry}: only the package _here_ is there; write `{name}@_here_`")
+        names.append(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    return names

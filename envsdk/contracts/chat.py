@@ -15,8 +15,6 @@ give its text, the log equals the tokens of the complete conversation.
 Needs only `tokenizers` and `jinja2`: workers that play episodes never load transformers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -25,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jinja2
 import jinja2.ext
@@ -132,7 +130,7 @@ class ChatTokenizer:
         self._delta = delta if is_exact else None
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTokenizer:
+    def load(cls, folder: Path) -> Self:
         """Read a Hugging Face folder. ConfigurationError names a file that is missing or damaged."""
         folder = Path(folder)
         if not folder.is_dir():

@@ -6,13 +6,11 @@ concerns the run (a wrong key, a full disk) is an `EnvsdkError`. Its message say
 what to do; a command prints only that message and exits with `exit_code`.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 
 class Boundary(StrEnum):
@@ -49,7 +47,7 @@ class Failure:
         return f"{self.boundary}/{self.kind}: {self.message}"
 
     @classmethod
-    def from_exception(cls, boundary: Boundary, error: BaseException, *, kind: str = "raised") -> Failure:
+    def from_exception(cls, boundary: Boundary, error: BaseException, *, kind: str = "raised") -> Self:
         return cls(
             boundary=boundary, kind=kind, message=describe_error(error), traceback=_traceback_of(error)
         )

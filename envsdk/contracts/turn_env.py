@@ -1,7 +1,5 @@
 """`TurnEnv`: a `TextEnv` that keeps the contract, so that its author writes the rules alone."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import string
@@ -11,6 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
+import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Text
@@ -21,7 +20,6 @@ ActionT = TypeVar("ActionT")
 
 NO_ANSWER = "Invalid action: no <answer> found."
 
-_MAX_OBSERVATION_LENGTH = 1 << 16
 PRINTABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _INVALID = {"action_is_valid": 0.0}
@@ -84,7 +82,22 @@ class AnyText(Text):
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
 
-class TurnEnv(TextEnv, Generic[ActionT]):
+class AnyTextSpaces(gymnasium.Env[str, str]):
+    """Gives an environment the spaces of texts of any script."""
+
+    max_observation_length: ClassVar[int] = 1 << 16
+
+    @cached_property
+    def observation_space(self) -> Text:  # type: ignore[override]
+        return AnyText(self.max_observation_length)
+
+    @cached_property
+    def action_space(self) -> Text:  # type: ignore[override]
+        """What `sample()` draws from. `step` takes any string, of any length and script."""
+        return AnyText()
+
+
+class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
     """A `TextEnv` of which only the rules are left to write, in four methods:
 
         start -> observe -> (parse -> play -> observe)* -> the end
@@ -192,15 +205,6 @@ class TurnEnv(TextEnv, Generic[ActionT]):
     @abstractmethod
     def observe(self) -> str:
         """What the policy is shown of the present state. Changes nothing."""
-
-    @cached_property
-    def observation_space(self) -> Text:  # type: ignore[override]
-        return AnyText(_MAX_OBSERVATION_LENGTH)
-
-    @cached_property
-    def action_space(self) -> Text:  # type: ignore[override]
-        """What `sample()` draws from. `step` takes any string, of any length and script."""
-        return AnyText()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)

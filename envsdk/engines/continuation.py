@@ -5,8 +5,6 @@
 Every token keeps the log-probability and the version it was sampled with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 EnvWorker: InferenceProxy -> RayLink ==long poll==> EngineHost -> Engine
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The base of engines' settings, and the key that an engine's server may ask for."""
 
-from __future__ import annotations
-
 import os
 from typing import Any, ClassVar
 

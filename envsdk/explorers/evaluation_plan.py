@@ -1,7 +1,5 @@
 """Which published versions `mode: bench` evaluates. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

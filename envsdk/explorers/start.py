@@ -3,8 +3,6 @@
 run(load_config("agentic_explorer.yaml"))
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from contextlib import ExitStack

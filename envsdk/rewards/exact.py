@@ -1,7 +1,5 @@
 """The `exact` reward: the response, or the answer found in it, is the row's `ground_truth` to the letter."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -37,7 +35,7 @@ class ExactReward(RewardFunction):
         found = find_answer(sample.response, self.args)
         answer = found.answer
         if answer is None and not self.args.extract and not found.problem.endswith("closed"):
-            answer = self._whole(sample.response)
+            answer = after_thinking(sample.response) if self.args.after_think else sample.response
         if answer is None:
             return Reward(value=0.0, verdict=found.problem, correct=False)
         if self._normal(answer) == truth:
@@ -57,9 +55,6 @@ class ExactReward(RewardFunction):
         if problem := unusable(truth := stated_truth(row)):
             return problem
         return None if self._normal(str(truth)) else "it has no ground_truth to compare with"
-
-    def _whole(self, response: str) -> str:
-        return after_thinking(response) if self.args.after_think else response
 
     def _normal(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text).strip()

@@ -7,8 +7,6 @@ judge:
   prompt: match
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -18,28 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
-from pydantic import (
-    BaseModel,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
+from envsdk.engines.openai.chat import Choice, Completion, Message, Usage
 from envsdk.rewards.answer_text import after_thinking
-from envsdk.rewards.judge_text import (
-    TEMPLATES,
-    Parse,
-    Question,
-    criteria,
-    placeholders,
-    question,
-    verdict_of,
-)
+from envsdk.rewards.judge_text import TEMPLATES, Parse, Question, criteria, placeholders, question, verdict_of
 from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.server_reward import Address, ServerArgs, ServerReward
@@ -136,25 +119,6 @@ class JudgeArgs(ServerArgs):
         return self.worst, default if self.best is None else self.best
 
 
-class _Message(BaseModel):
-    content: str | None = None
-
-
-class _Choice(BaseModel):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage | None = None
-
-
 class Judge(ServerReward):
     """See the module's text."""
 
@@ -187,7 +151,7 @@ class Judge(ServerReward):
             rubric=sample.row.get("rubric"),
         )
         body = self._body(asked.text)
-        key = _digest([args.base_url, body])
+        key = hashlib.sha256(json.dumps([args.base_url, body], sort_keys=True).encode()).hexdigest()
         # Equal questions at the same time are asked once.
         async with self._asking.setdefault(key, asyncio.Lock()):
             known = None if afresh else self._cache.get(key)
@@ -197,7 +161,7 @@ class Judge(ServerReward):
             value = self._value_of(text, asked, is_complete=choice.finish_reason != "length")
             if known is None:
                 self._cache.put(key, reply.model_dump_json())
-        usage = reply.usage if known is None and reply.usage is not None else _Usage()
+        usage = reply.usage if known is None and reply.usage is not None else Usage()
         cost = (
             usage.prompt_tokens * args.price_per_million_input
             + usage.completion_tokens * args.price_per_million_output
@@ -230,12 +194,12 @@ class Judge(ServerReward):
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    async def _complete(self, body: dict[str, Any], text: str, *, seed: str) -> _Completion:
+    async def _complete(self, body: dict[str, Any], text: str, *, seed: str) -> Completion:
         if self._args.base_url == RUN:
             return await self.within_limits(self._ask_run(text, seed=int(seed[:8], 16) >> 1))
         return _read(await self.post(body))
 
-    async def _ask_run(self, text: str, *, seed: int) -> _Completion:
+    async def _ask_run(self, text: str, *, seed: int) -> Completion:
         from envsdk.engines.run_engines import PromptTooLong, engines_of_this_loop
         from envsdk.engines.sampling import SamplingParams
 
@@ -257,9 +221,9 @@ class Judge(ServerReward):
             raise ReplyRefused(str(error)) from error
         except EngineError as error:
             raise Unavailable(str(error)) from error
-        return _Completion(
-            choices=[_Choice(message=_Message(content=reply.text), finish_reason=reply.finish_reason)],
-            usage=_Usage(prompt_tokens=reply.num_prompt_tokens, completion_tokens=reply.num_reply_tokens),
+        return Completion(
+            choices=[Choice(message=Message(content=reply.text), finish_reason=reply.finish_reason)],
+            usage=Usage(prompt_tokens=reply.num_prompt_tokens, completion_tokens=reply.num_reply_tokens),
         )
 
     def _value_of(self, text: str, asked: Question, *, is_complete: bool) -> float:
@@ -283,15 +247,11 @@ class Judge(ServerReward):
         await super().close()
 
 
-def _read(answer: str) -> _Completion:
+def _read(answer: str) -> Completion:
     try:
-        return _Completion.model_validate_json(answer)
+        return Completion.model_validate_json(answer)
     except ValidationError as error:
         raise ReplyRefused(f"the server sent no chat completion but {_short(answer)!r}") from error
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _short(text: str) -> str:

@@ -5,8 +5,6 @@ shape_of("x = \\pm 3")   # Shape("list", ("3", "-3"), names=("x", "x"))
 shape_of("\\sqrt{2}")    # Shape("one", ("\\sqrt{2}",))
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -78,7 +76,7 @@ def shape_of(text: str) -> Shape:
         parts = _split(text, ";")
     if len(parts) > 1:
         return Shape("union", tuple(parts)) if all(map(_range, parts)) else _named_list(parts)
-    pieces = _split_on(text, _UNION)
+    pieces = [part.strip() for part in _UNION.split(text)]
     if len(pieces) > 1:
         return Shape("union", tuple(pieces))
     if _REALS.fullmatch(text):
@@ -247,7 +245,3 @@ def _split(text: str, separator: str, *, keeps_groups: bool = True) -> list[str]
             start = at + 1
     parts.append(text[start:])
     return [part.strip() for part in parts if part.strip()]
-
-
-def _split_on(text: str, pattern: re.Pattern[str]) -> list[str]:
-    return [part.strip() for part in pattern.split(text)]

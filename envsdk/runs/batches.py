@@ -1,7 +1,5 @@
 """Turn rollouts into a trainer's batch. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ newest weights and joins the workers; their number follows the load where it may
              the last one cannot come back -> `failed` has its error
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -40,12 +38,7 @@ from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_plac
 from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.weights.buckets import UpdateInterrupted
 from envsdk.weights.source import WeightSource
-from envsdk.weights.transports import (
-    Transport,
-    can_share_memory,
-    choose_transport,
-    device_transport,
-)
+from envsdk.weights.transports import Transport, can_share_memory, choose_transport, device_transport
 from envsdk.weights.update import TransferReport, update_engines
 
 _IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]

@@ -1,7 +1,5 @@
 """`PlayedBatches`: the batches of a run, those on disk first; what a run and `Rollouts` have in common."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

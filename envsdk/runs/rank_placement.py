@@ -3,8 +3,6 @@
 rank_resources -> (Ray places one bundle per rank) -> rank_places
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

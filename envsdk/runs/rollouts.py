@@ -13,8 +13,6 @@ before it is given out. `state()` says which batches were given out: a program t
 weights that learned from them continues exactly there, after any kill.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -24,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 
@@ -172,7 +170,7 @@ class AsyncRollouts:
             await batches.close()
         await asyncio.to_thread(self._stack.close)
 
-    async def __aenter__(self) -> AsyncRollouts:
+    async def __aenter__(self) -> Self:
         await self.start()
         return self
 
@@ -385,7 +383,7 @@ class Rollouts:
         """End everything that was started. Idempotent."""
         on_background_loop(self._rollouts.close())
 
-    def __enter__(self) -> Rollouts:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -3,8 +3,6 @@
 run(load_config("agentic_async.yaml"))
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Callable, Sequence

@@ -4,14 +4,12 @@ folder = RunFolder.open(config)
 folder.first_step, folder.batches
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -52,7 +50,7 @@ class RunFolder:
         return self.checkpoint.state.step if self.checkpoint else 0
 
     @classmethod
-    def open(cls, config: RunConfig) -> RunFolder:
+    def open(cls, config: RunConfig) -> Self:
         """Find where to continue.
 
         ConfigurationError when `resume: never` would overwrite a run, or the run has another `seed`.
@@ -72,7 +70,7 @@ class RunFolder:
         return cls._with_batches(path, checkpoint, has_begun=is_own)
 
     @classmethod
-    def of_batches(cls, config: RunConfig, state: Mapping[str, Any] | None) -> RunFolder:
+    def of_batches(cls, config: RunConfig, state: Mapping[str, Any] | None) -> Self:
         """The folder of rollouts for another trainer, from the `step` and the `ledger` of its `state` on.
 
         ConfigurationError when the folder holds a run of `envsdk train`, or `resume: never` a run at all.
@@ -93,7 +91,7 @@ class RunFolder:
         return cls._with_batches(path, Checkpoint(folder=path, state=began), has_begun=True)
 
     @classmethod
-    def _with_batches(cls, path: Path, checkpoint: Checkpoint | None, *, has_begun: bool) -> RunFolder:
+    def _with_batches(cls, path: Path, checkpoint: Checkpoint | None, *, has_begun: bool) -> Self:
         trajectories = path / TRAJECTORIES
         make_folder(trajectories)
         # Not those of evaluations: another program of the job may be writing one.

@@ -1,19 +1,20 @@
 """The report of each step: metrics to the trackers, a line to the display, spans to the timeline."""
 
-from __future__ import annotations
-
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from envsdk.base.display.progress import ProgressDisplay, StepSummary
 from envsdk.config.models import RunConfig
+from envsdk.engines.engine import EngineHealth
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.engine_metrics import EngineMetrics
 from envsdk.runs.rollout_metrics import DroppedTokens, rollout_metrics
-from envsdk.runs.run_cost import cost_meter
-from envsdk.tracking.cost import Usage, usage_of
+from envsdk.tracking import read_metrics
+from envsdk.tracking.cost import TOTAL, CostMeter, Usage, usage_of
+from envsdk.tracking.jsonl import FILE_NAME
 from envsdk.tracking.learning_signs import LearningSigns
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
@@ -120,3 +121,60 @@ class StepLog:
             "engine/serving": float(look.num_serving),
             "engine/restarts": float(look.num_restarts),
         } | self._engine_metrics.step(look.health, time.monotonic())
+
+
+def cost_meter(config: RunConfig, first_step: int) -> CostMeter:
+    """The meter of a run that begins or continues at `first_step`."""
+    roles = (config.actor_train, config.actor_infer, config.reference)
+    devices = {device for role in roles for device in role.device_mapping or ()}
+    return CostMeter(
+        config.prices,
+        num_gpus=len(devices),
+        num_cpus=config.ray.num_cpus or os.cpu_count() or 1,
+        total=_spent_before(config, first_step),
+    )
+
+
+def _spent_before(config: RunConfig, first_step: int) -> float:
+    file = config.run_folder / FILE_NAME
+    if not first_step or not file.is_file():
+        return 0.0
+    return max((row.get(TOTAL, 0.0) for row in read_metrics(file) if row["step"] < first_step), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    time_s: float
+    num_tokens: int
+
+
+class EngineMetrics:
+    """Keeps the last look at each engine, because rates are between two.
+
+    Owner: the pipeline, which looks once per step.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[str, _Look] = {}
+
+    def step(self, health: Mapping[str, EngineHealth], now_s: float) -> dict[str, float]:
+        """Metrics of one look at every engine that runs; `now_s` on any clock that only goes forward."""
+        looks = health.values()
+        metrics = {
+            "engine/tokens_sampled": float(sum(look.num_tokens_sampled for look in looks)),
+            "engine/prompt_tokens": float(sum(look.num_prompt_tokens for look in looks)),
+            "engine/prefilled_tokens": float(sum(look.num_prefilled_tokens for look in looks)),
+            "engine/queued": float(sum(look.num_queued for look in looks)),
+            "engine/kv_usage": max((look.kv_usage for look in looks), default=0.0),
+        }
+        for name, look in health.items():
+            metrics[f"engine/{name}/queued"] = float(look.num_queued)
+            metrics[f"engine/{name}/kv_usage"] = look.kv_usage
+            last = self._looks.get(name)
+            if last is not None and now_s > last.time_s:
+                # A restarted engine counts from 0 again.
+                before = last.num_tokens if last.num_tokens <= look.num_tokens_sampled else 0
+                rate = (look.num_tokens_sampled - before) / (now_s - last.time_s)
+                metrics[f"engine/{name}/tokens_per_s"] = rate
+        self._looks = {name: _Look(now_s, look.num_tokens_sampled) for name, look in health.items()}
+        return metrics

@@ -1,10 +1,9 @@
 """The trainers of a run: the policy that learns, and the reference model where a KL term asks for one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from envsdk.base.store.travel import Parcels
 from envsdk.config.models import RunConfig
@@ -24,7 +23,7 @@ class Trainers:
     """Files of the run that other machines may lack."""
 
     @classmethod
-    def of(cls, config: RunConfig, model: Path, parcels: Parcels) -> Trainers:
+    def of(cls, config: RunConfig, model: Path, parcels: Parcels) -> Self:
         """Those that `config` describes, not started."""
         roles = _trainer_roles(config)
         mappings = [role.device_mapping for role in roles.values()]

@@ -1,7 +1,5 @@
 """The part of the conformance suite about LoRA adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

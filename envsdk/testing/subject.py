@@ -1,10 +1,8 @@
 """What is under test: an environment by id, dotted name, spec, class or factory, and what to expect of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base import registry
 from envsdk.base.processes.as_sync import as_sync
@@ -95,10 +93,10 @@ class Subject:
             step_s=max(spec.step_timeout_s, _SHORTEST_TIMEOUT_S),
         )
 
-    def with_make(self, make: Factory) -> Subject:
+    def with_make(self, make: Factory) -> Self:
         return replace(self, make=make)
 
-    def with_timeout(self, seconds: float) -> Subject:
+    def with_timeout(self, seconds: float) -> Self:
         return replace(self, options=replace(self.options, timeout_s=seconds))
 
     @property

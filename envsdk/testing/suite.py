@@ -1,10 +1,8 @@
 """`TextEnvSuite`: the checks as tests that pytest collects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from envsdk.contracts.env import AnyTextEnv
 from envsdk.testing.checks import Check, catalogue
@@ -41,9 +39,7 @@ class TextEnvSuite:
     timeout_s: float | None = Options.timeout_s
 
     @classmethod
-    def of(
-        cls, target: Target, env_config: Mapping[str, Any] | None = None, **options: Any
-    ) -> type[TextEnvSuite]:
+    def of(cls, target: Target, env_config: Mapping[str, Any] | None = None, **options: Any) -> type[Self]:
         """A suite for what `target` names; `options` are fields of `Options`."""
         options_from(options)
         attributes = {"target": staticmethod(target) if callable(target) else target, **options}

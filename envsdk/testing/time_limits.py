@@ -9,8 +9,6 @@ waiting for a lock or a child. It cannot interrupt C code that does not come bac
 Windows, and when checks do not run in the main thread, calls are not limited.
 """
 
-from __future__ import annotations
-
 import signal
 import sysconfig
 import threading
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 REPEATED_AFTER_S = 1.0
 """An interruption that the environment swallowed comes again."""
@@ -135,9 +133,7 @@ class call:
             self._clock.arm(self._clock.limits.of(self._method))
             self._began = time.perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if self._clock is None:
             return
         if isinstance(error, _Interruption):

@@ -3,14 +3,12 @@
 open (waits START_PATIENCE_S at most) -> calls, queued -> close (waits CLOSE_PATIENCE_S at most)
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
@@ -55,7 +53,7 @@ class BackgroundTracker:
         *,
         start_patience_s: float = START_PATIENCE_S,
         close_patience_s: float = CLOSE_PATIENCE_S,
-    ) -> BackgroundTracker:
+    ) -> Self:
         """Open `tracker` on a thread. ConfigurationError when it refuses its settings in time."""
         opened = cls(name, lambda: tracker.create(run_dir, config), close_patience_s=close_patience_s)
         if not opened._has_started.wait(start_patience_s):

@@ -3,12 +3,10 @@
 open_trackers(["jsonl", "wandb"], run_dir, {"wandb": {"mode": "offline"}})
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.plugins import load_plugin
 from envsdk.contracts.failures import ConfigurationError, EnvsdkError
@@ -32,7 +30,7 @@ class TrackerGroup(Tracker):
         self._trackers = dict(trackers)
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> TrackerGroup:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         """`config` maps the names of trackers to their settings."""
         trackers: dict[str, Tracker | BackgroundTracker] = {}
         try:

@@ -3,13 +3,11 @@
 {"step": 3, "time_unix_s": 1767225600.5, "reward/mean": 0.41, ...}
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.store.appendfile import AppendFile
 from envsdk.base.store.atomic import write_atomically
@@ -35,7 +33,7 @@ class JsonlTracker(Tracker):
         self._file.truncate(content.rfind(b"\n") + 1)
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> JsonlTracker:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         if config:
             raise ConfigurationError(f"tracker 'jsonl' takes no settings, but was given {', '.join(config)}")
         return cls(run_dir / FILE_NAME)

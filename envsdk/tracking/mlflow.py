@@ -1,12 +1,10 @@
 """MLflow, by its own client."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.settings.validation import validated
 from envsdk.tracking.run_record import flat, keep_run, known_run, name_of, settings_of
@@ -36,7 +34,7 @@ class MlflowTracker(Tracker):
         self._closed = False
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> MlflowTracker:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         from mlflow import MlflowClient
 
         settings = validated(MlflowSettings, config, f"tracker_args.{NAME}", owner=NAME)

@@ -1,11 +1,9 @@
 """TensorBoard event files, by TensorBoard's own writer: neither torch nor TensorFlow is needed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.tracking.tracker import Tracker
@@ -38,7 +36,7 @@ class TensorBoardTracker(Tracker):
         self._closed = False
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> TensorBoardTracker:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         if config:
             raise ConfigurationError(
                 f"tracker 'tensorboard' takes no settings, but was given {', '.join(config)}"

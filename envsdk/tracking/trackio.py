@@ -1,10 +1,8 @@
 """Trackio, by its own package: files of this machine, or a Space of Hugging Face."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.settings.validation import validated
 from envsdk.tracking.run_record import keep_run, known_run, name_of, settings_of
@@ -26,7 +24,7 @@ class TrackioTracker(Tracker):
         self._closed = False
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> TrackioTracker:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         import trackio
 
         settings = validated(TrackioSettings, config, f"tracker_args.{NAME}", owner=NAME)

@@ -1,11 +1,9 @@
 """Weights & Biases, by its own package."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
@@ -33,7 +31,7 @@ class WandbTracker(Tracker):
         self._closed = False
 
     @classmethod
-    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> WandbTracker:
+    def create(cls, run_dir: Path, config: Mapping[str, Any]) -> Self:
         import wandb
 
         settings = validated(WandbSettings, config, f"tracker_args.{NAME}", owner=NAME)

@@ -9,8 +9,6 @@ printed and then from a cookie. Other sites cannot reach it by a name of their o
 the address that is served. The page may load nothing from elsewhere and runs no script but its own.
 """
 
-from __future__ import annotations
-
 import hmac
 import time
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -60,10 +57,12 @@ def make_app(library: Library, *, token: str, hosts: frozenset[str] | None) -> A
         of_source("/timeline", lambda one, _: one.timeline()),
         of_source("/programs", lambda one, _: one.programs(time.time())),
         of_source("/failures", lambda one, _: one.failures()),
-        of_source("/trajectories", _search),
-        of_source("/trajectories/{key}", _trajectory),
-        of_source("/groups/{group:path}", _group),
-        of_source("/tasks/{task:path}", _task),
+        of_source("/trajectories", lambda one, asked: one.search(_filter(asked))),
+        of_source(
+            "/trajectories/{key}", lambda one, asked: one.trajectory(asked.path_params["key"], _filter(asked))
+        ),
+        of_source("/groups/{group:path}", lambda one, asked: one.group(asked.path_params["group"])),
+        of_source("/tasks/{task:path}", lambda one, asked: one.same_task(asked.path_params["task"])),
     ]
     return _Guard(Starlette(routes=routes), token=token, hosts=hosts)
 
@@ -101,24 +100,8 @@ def _sources(library: Library) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _search(source: OpenSource, request: Request) -> dict[str, Any]:
-    return source.search(_filter(request.query_params))
-
-
-def _trajectory(source: OpenSource, request: Request) -> dict[str, Any] | None:
-    return source.trajectory(request.path_params["key"], _filter(request.query_params))
-
-
-def _group(source: OpenSource, request: Request) -> dict[str, Any] | None:
-    return source.group(request.path_params["group"])
-
-
-def _task(source: OpenSource, request: Request) -> dict[str, Any] | None:
-    return source.same_task(request.path_params["task"])
-
-
-def _filter(params: QueryParams) -> Filter:
-    return Filter.from_params(dict(params))
+def _filter(request: Request) -> Filter:
+    return Filter.from_params(dict(request.query_params))
 
 
 def _page(_: Request) -> Response:

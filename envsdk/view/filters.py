@@ -6,13 +6,11 @@
 `assets/filters.js` does the same on the trajectories of an exported page.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from envsdk.view.columns import COLUMNS
 
@@ -59,7 +57,7 @@ class Filter:
     limit: int = 50
 
     @classmethod
-    def from_params(cls, params: Mapping[str, str]) -> Filter:
+    def from_params(cls, params: Mapping[str, str]) -> Self:
         """Filters from a URL's parameters, unknown ones ignored. Raises FilterError."""
         sort = params.get("sort") or "id"
         if sort.removeprefix("-") not in SORTS:

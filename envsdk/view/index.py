@@ -11,8 +11,6 @@ stay in their files; a row holds the position.
     index.search(Filter(tag="Sokoban", success="no", limit=20))
 """
 
-from __future__ import annotations
-
 import sqlite3
 import time
 import zlib
@@ -21,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.cache import cache_folder
@@ -80,7 +78,7 @@ class TrajectoryIndex:
         self.path = path
 
     @classmethod
-    def open(cls, source: Source, *, folder: Path | None = None) -> TrajectoryIndex:
+    def open(cls, source: Source, *, folder: Path | None = None) -> Self:
         """The index in `folder`, the cache by default. StorageError when it cannot be written there."""
         folder = folder or cache_folder() / "view"
         make_folder(folder)

@@ -25,12 +25,12 @@ from envsdk.base.store.tally import Tally
 from envsdk.base.store.trajectories import read_rows
 from envsdk.buffer.contract import BUFFER_FILE
 from envsdk.contracts.failures import EnvsdkError, StorageError
-from envsdk.managers.ledger_log import LOG_NAME
+from envsdk.managers.ledger_history import replay
+from envsdk.managers.ledger_log import LOG_NAME, read_log
 from envsdk.tracking import jsonl, timeline
 from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.learning_signs import signs_of
 from envsdk.view.columns import finite, list_columns
-from envsdk.view.decisions import decisions_view
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key
 from envsdk.view.run_view import (
@@ -146,7 +146,8 @@ class OpenSource:
             about["problems"] = [*run.missing, *about["problems"]]
             about |= {"facts": facts_view(run), "curves": curves_view(run.metrics)}
             about["signs"] = [f"After step {step}: {sign}" for step, sign in signs_of(run.metrics)]
-            about |= {"staleness": staleness_view(run), "config": _yaml_text(run.config)}
+            config = yaml.safe_dump(dict(run.config), sort_keys=False) if run.config else ""
+            about |= {"staleness": staleness_view(run), "config": config}
         elif about["success_rate"] is not None:
             headlines = [headline(percent(about["success_rate"]), "success", about["success_of"])]
         return about | {"headlines": [*headlines, _num_trajectories(about)]}
@@ -428,10 +429,6 @@ def _read_config(path: Path) -> tuple[dict[str, Any], str]:
     return ({str(name): value for name, value in content.items()} if isinstance(content, dict) else {}), ""
 
 
-def _yaml_text(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False) if content else ""
-
-
 def _num_trajectories(about: Mapping[str, Any]) -> dict[str, str]:
     count, failed = about["summary"]["count"], sum(row["failed"] for row in about["summary"]["by_tag"])
     if about["indexing"]["is_running"] and not count:
@@ -439,3 +436,33 @@ def _num_trajectories(about: Mapping[str, Any]) -> dict[str, str]:
     if left_out := about["files_left_out"]:
         return headline(f"{count:,}", "trajectories read", f"{left_out:,} of the files were left out")
     return headline(f"{count:,}", "trajectories", f"{failed:,} failed" if failed else "none failed")
+
+
+MOST_LOG_BYTES = 1 << 20
+"""A longer log is for the command: about 100,000 trajectories, whose decisions take some seconds."""
+MOST_STEPS = 1_000
+"""Steps that are explained, the newest."""
+
+
+def decisions_view(run: Path) -> dict[str, Any]:
+    """`steps`: of each step its number, the seconds waited and the reason in sentences; or a `note`."""
+    path = run / LOG_NAME
+    if not path.is_file():
+        return {"steps": [], "note": ""}
+    if path.stat().st_size > MOST_LOG_BYTES:
+        return {"steps": [], "note": f"The log is long: ask envsdk replay-run {run} --why-step N."}
+    try:
+        history = replay(read_log(run))
+    except StorageError as error:
+        return {"steps": [], "note": str(error)}
+    note = "" if history.difference is None else f"Not all of the log can be explained: {history.difference}"
+    waits = sorted(history.waits.values(), key=lambda wait: wait.step)[-MOST_STEPS:]
+    steps = [
+        {
+            "step": wait.step,
+            "waited_s": wait.taken_s - wait.asked_s,
+            "said": " ".join(history.why_step(wait.step)),
+        }
+        for wait in waits
+    ]
+    return {"steps": steps, "note": note}

@@ -3,11 +3,11 @@
 Texts are plain text: pages insert them as text, never as markup.
 """
 
-from __future__ import annotations
-
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -122,14 +122,9 @@ def group_view(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     scored = [one["reward"] for one in members if one["outcome"] != "failed" and one["reward"] is not None]
     mean = math.fsum(scored) / len(scored) if scored else None
-    spread = (
-        math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / len(scored))
-        if mean is not None
-        else None
-    )
+    spread = statistics.pstdev(scored) if scored else None
     replies = [[turn["reply"] for turn in one["turns"]] for one in members]
-    longest = max(map(len, replies), default=0)
-    fork = next((n for n in range(longest) if len({_at(each, n) for each in replies}) > 1), None)
+    fork = next((n for n, each in enumerate(zip_longest(*replies)) if len(set(each)) > 1), None)
     advantages = [
         None if mean is None or one["reward"] is None or one["outcome"] == "failed" else one["reward"] - mean
         for one in members
@@ -139,7 +134,7 @@ def group_view(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "mean": mean,
         "spread": spread,
         "fork": fork,
-        "num_turns": longest,
+        "num_turns": max(map(len, replies), default=0),
     }
 
 
@@ -164,9 +159,10 @@ def _turn_view(
     if start == end:
         return view
     logprobs = tokens.behavior_logprobs[start:end]
+    versions = tokens.versions[start:end].tolist()
     view["tokens"] = _tokens(tokens, texts, start, end) | {
         "logprobs": [_rounded(value) for value in logprobs.tolist()],
-        "versions": _runs(tokens.versions[start:end].tolist()),
+        "versions": [[version, len([*each])] for version, each in groupby(versions)],
     }
     known = logprobs[np.isfinite(logprobs)]
     view["logprob"] = float(known.mean(dtype=np.float64)) if len(known) else None
@@ -208,23 +204,8 @@ def _tokens(tokens: TokenArrays, texts: Sequence[str] | None, start: int, end: i
     return view
 
 
-def _runs(values: Sequence[int]) -> list[list[int]]:
-    """`[[value, count], ...]` of equal neighbors."""
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return runs
-
-
 def _rounded(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
-
-
-def _at(values: Sequence[str], index: int) -> str | None:
-    return values[index] if index < len(values) else None
 
 
 def _cut(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -8,8 +8,6 @@ all, and the next update forms a group of the survivors. By gloo from main memor
 from card to card, where each member has one of its own; the sender's bytes leave once, engines pass them on.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -17,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -74,7 +72,7 @@ class WeightGroup:
     @classmethod
     def host(
         cls, address: str, *, world_size: int, timeout: timedelta = TIMEOUT, device: str | None = None
-    ) -> WeightGroup:
+    ) -> Self:
         """Rank 0's; engines find it at `address` and `port`."""
         store = host_store(address, 0, world_size, timeout=timeout, wait_for_all=False)
         place = address, int(store.port)
@@ -90,7 +88,7 @@ class WeightGroup:
         world_size: int,
         timeout: timedelta = TIMEOUT,
         device: str | None = None,
-    ) -> WeightGroup:
+    ) -> Self:
         """An engine's; waits for the others. UpdateInterrupted."""
         try:
             store = join_store(address, port, world_size, timeout=timeout, wait_for_all=False)

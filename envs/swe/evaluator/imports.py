@@ -6,8 +6,6 @@
 A test that imports such a module keeps it from being source.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -64,8 +62,8 @@ class Imports:
     def _inside(self, path: str) -> tuple[PurePosixPath, tuple[str, ...]]:
         """The root under which `path` is imported, and the parts of its module's name."""
         pure = PurePosixPath(path)
-        root = max((root for root in self._roots if pure.is_relative_to(root)), key=_depth, default=None)
-        root = root or PurePosixPath(".")
+        roots = [root for root in self._roots if pure.is_relative_to(root)]
+        root = max(roots, key=lambda root: len(root.parts), default=PurePosixPath("."))
         parts = pure.relative_to(root).with_suffix("").parts
         return root, parts[:-1] if parts[-1] == "__init__" else parts
 
@@ -107,10 +105,6 @@ def _paths(root: PurePosixPath, name: tuple[str, ...]) -> Iterator[str]:
         module = root.joinpath(*name[:length])
         yield f"{module}.py"
         yield f"{module}/__init__.py"
-
-
-def _depth(path: PurePosixPath) -> int:
-    return len(path.parts)
 
 
 def _python_files(folder: Path) -> Iterator[str]:

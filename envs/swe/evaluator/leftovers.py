@@ -5,8 +5,6 @@ An agent leaves scripts, data, builds and environments in the repository. Few an
 and stay. What is left out is never held against the patch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,7 +38,8 @@ def left_out(added: Iterable[AddedFile]) -> frozenset[str]:
     kept in this order: those of folders with few added files, Python source, small files.
     """
     files = list(added)
-    environments = {_folder(file.path) for file in files if _name(file.path) == ENVIRONMENT_FILE}
+    parts = [file.path.rpartition("/") for file in files]
+    environments = {folder for folder, _, name in parts if name == ENVIRONMENT_FILE}
     candidates = [file for file in files if not _is_installed(file.path, environments)]
     in_folder = Counter(_top(file.path) for file in candidates)
 
@@ -63,14 +62,6 @@ def _is_installed(path: str, environments: set[str]) -> bool:
     folders = PurePosixPath(path).parts[:-1]
     inside = any("/".join(folders[:depth]) in environments for depth in range(1, len(folders) + 1))
     return inside or any(folder in INSTALLED_FOLDERS for folder in folders)
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _top(path: str) -> str:

@@ -3,8 +3,6 @@
 first use: sweep, hold a folder -> a run's folder inside it -> deleted ... -> exit: all of it deleted
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -6,8 +6,6 @@ repository.
 Bounded in time and memory whatever the text; it uses a core meanwhile, so call it in a thread.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,14 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.envs.swe.evaluator.imports import Imports
 from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
-from envsdk.envs.swe.tasks.patches import (
-    FilePatch,
-    MalformedPatch,
-    Section,
-    parse,
-    render,
-    sections,
-)
+from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
 from envsdk.envs.swe.tasks.solution import changed_files
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply

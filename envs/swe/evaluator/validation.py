@@ -3,8 +3,6 @@
 no copy of the solution in sight -> gold patch resolves it -> empty patch does not
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -162,16 +160,12 @@ async def _judge(task: Task, backend: SandboxBackend) -> Validation:
     problem = ""
     if not gold.resolved:
         lacking = await asyncio.to_thread(_lacking, task, gold)
-        problem = f"its gold patch does not resolve it: {_told(gold)}{lacking}"
+        problem = f"its gold patch does not resolve it: {gold.reason.value}: {gold.detail}{lacking}"
     elif empty.resolved:
         problem = "an empty patch resolves it"
     return Validation(
         instance_id=task.instance_id, problem=problem, hidden_bits=gold.hidden_bits, weak=gold.weak
     )
-
-
-def _told(verdict: Evaluation) -> str:
-    return f"{verdict.reason.value}: {verdict.detail}"
 
 
 def _lacking(task: Task, gold: Evaluation) -> str:

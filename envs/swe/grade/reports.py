@@ -1,7 +1,5 @@
 """Reports in the form of SWE-bench's evaluation (its `schema_version` 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 

@@ -1,10 +1,8 @@
 """What the unchanged tests of a package do: which are stable, how long they take, which lines they run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.observe import observe, passed
@@ -47,7 +45,7 @@ class Baseline:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Baseline:
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
         return cls(**values)
 
 

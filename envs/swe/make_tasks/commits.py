@@ -3,8 +3,6 @@
 commit --> parent (base), source part (gold patch), test part (test patch), message (issue)
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator, Sequence

@@ -12,26 +12,19 @@ import platform
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
 from envsdk.envs.swe.evaluator.observe import observe
 from envsdk.envs.swe.evaluator.stripping import is_protected
-from envsdk.envs.swe.make_tasks.baseline import (
-    HASH_SEEDS,
-    MUTANT_HASH_SEEDS,
-    Baseline,
-    measure,
-    whole_task,
-)
+from envsdk.envs.swe.make_tasks.baseline import HASH_SEEDS, MUTANT_HASH_SEEDS, Baseline, measure, whole_task
 from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import Mutation, NotDifferent, Source, apply, mutations
 from envsdk.envs.swe.make_tasks.package import Package
-from envsdk.envs.swe.make_tasks.statement import describe
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.task import Outcome, Task, TaskLimits, TestPlan
 from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend
@@ -259,7 +252,8 @@ class _Maker:
         """In the format of SWE-bench, with the record of how it was made as `envsdk`."""
         package, mutation = self._package, candidate.mutation
         original = self._sources[candidate.path].text
-        hidden = {path: (package.tree / path).read_text() for path in _files(failing)}
+        files = dict.fromkeys(test.split("::")[0] for test in failing)
+        hidden = {path: (package.tree / path).read_text() for path in files}
         commit = hashlib.sha1(f"{package.label} {candidate.key}".encode()).hexdigest()
         covering = self._baseline.covered[candidate.path].get(str(mutation.first_line), 0)
         return {
@@ -300,10 +294,6 @@ class _Maker:
         }
 
 
-def _files(tests: Sequence[str] | dict[str, str]) -> list[str]:
-    return list(dict.fromkeys(test.split("::")[0] for test in tests))
-
-
 def _plan_values(plan: TestPlan, package: Package) -> dict[str, Any]:
     values: dict[str, Any] = {
         "paths": list(plan.paths),
@@ -316,3 +306,32 @@ def _plan_values(plan: TestPlan, package: Package) -> dict[str, Any]:
     if plan.site is not None:
         values["site"] = f"sites/{package.label}"
     return values
+
+
+_MAX_LINES = 14
+_MAX_EXAMPLES = 2
+
+
+def describe(path: str, function: str, package: Package, failing: Mapping[str, str]) -> str:
+    """`failing`: the messages of pytest by node id; their `E` lines are what is shown."""
+    module = ".".join(PurePosixPath(path).relative_to(package.python_path).with_suffix("").parts)
+    module = module.removesuffix(".__init__")
+    parts = [
+        f"{package.name} {package.version}: `{module}` does not do what it should\n",
+        f"Something is wrong in or around `{function}`. It worked in an earlier version.\n",
+    ]
+    examples = list(dict.fromkeys(text for text in map(_seen, failing.values()) if text))[:_MAX_EXAMPLES]
+    for example in examples:
+        parts.append(f"What is seen:\n\n```\n{example}\n```\n")
+    number = len(failing)
+    parts.append(
+        f"{number} {'case is' if number == 1 else 'cases are'} known to be affected. "
+        "Please find the cause and repair it; other behavior should stay as it is.\n"
+    )
+    return "\n".join(parts)
+
+
+def _seen(message: str) -> str:
+    """What pytest marks with `E`, without the tests' own names."""
+    lines = [line[1:].strip() for line in message.splitlines() if line.startswith("E ")]
+    return "\n".join([line for line in lines if line and "test_" not in line][:_MAX_LINES])

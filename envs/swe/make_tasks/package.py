@@ -3,8 +3,6 @@
 pip download -> unpack -> tree (source and tests) + site (what the tests import besides)
 """
 
-from __future__ import annotations
-
 import email
 import re
 import shutil

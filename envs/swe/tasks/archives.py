@@ -1,7 +1,5 @@
 """Unpacking of archives that others have made."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whether a sandbox shows the answer: copies of the solved source elsewhere on the disk."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

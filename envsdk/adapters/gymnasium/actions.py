@@ -1,7 +1,5 @@
 """Replies as actions of Gymnasium's spaces."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

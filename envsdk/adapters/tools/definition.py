@@ -9,8 +9,6 @@
 The schema of a Python function is read off its annotations, by pydantic.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

@@ -1,7 +1,5 @@
 """`ToolUseEnv`: any environment, with tools that the policy may call between its moves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
@@ -94,9 +93,7 @@ class McpConnection:
     def __enter__(self) -> McpConnection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,8 +3,6 @@
 Below, A is a token's advantage. Tensors are `[N]`.
 """
 
-from __future__ import annotations
-
 import torch
 
 from envsdk.algorithms.args import AlgorithmArgs

@@ -3,8 +3,6 @@
 Below, A is a token's advantage, sg() takes the gradient away. Tensors are `[N]`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -12,14 +10,7 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.losses import PolicyLoss, PolicyTokens, policy_loss
-from envsdk.algorithms.policy_loss_args import (
-    CISPOArgs,
-    RatioOver,
-    RECArgs,
-    TISArgs,
-    TOPRArgs,
-    VanillaArgs,
-)
+from envsdk.algorithms.policy_loss_args import CISPOArgs, RatioOver, RECArgs, TISArgs, TOPRArgs, VanillaArgs
 from envsdk.algorithms.ratios import bounded_exp, log_ratio, sum_by
 
 

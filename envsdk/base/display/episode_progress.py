@@ -1,10 +1,7 @@
 """Live progress of episodes that are played: a bar on a terminal, a line now and then elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -63,12 +60,7 @@ class EpisodeProgress:
             self._line()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._bar.stop()
         elif self._stays:

@@ -8,13 +8,10 @@ with ProgressDisplay("my-run", max_steps=100) as display:
     display.step(StepSummary.from_metrics(metrics, step=0, max_steps=100, eta_s=420.0))
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -26,16 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envsdk.base.display.console import TerminalConsole
-from envsdk.base.display.scores import (
-    MEAN,
-    Score,
-    change,
-    failed_kinds,
-    gain,
-    held_out,
-    in_one_line,
-    scores,
-)
+from envsdk.base.display.scores import MEAN, Score, change, failed_kinds, gain, held_out, in_one_line, scores
 from envsdk.contracts.failures import INTERRUPTED, EnvsdkError
 
 _SPARK = "▁▂▃▄▅▆▇█"
@@ -55,7 +43,7 @@ class Validation:
     """What failed, by kind."""
 
     @classmethod
-    def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Validation | None:
+    def from_metrics(cls, metrics: Mapping[str, float], *, step: int) -> Self | None:
         """Scores from the metrics `val/...`; None when the metrics hold no validation."""
         by_tag = {tag: score for tag, score in held_out(metrics).items() if tag != MEAN}
         return cls(step=step, score_by_tag=by_tag, failed=failed_kinds(metrics)) if by_tag else None
@@ -92,7 +80,7 @@ class StepSummary:
     @classmethod
     def from_metrics(
         cls, metrics: Mapping[str, float], *, step: int, max_steps: int, eta_s: float | None = None
-    ) -> StepSummary:
+    ) -> Self:
         """A state from a run's metrics by their names; what is missing shows as unknown."""
         step_s = metrics.get("time/step_s", math.nan)
         waited_s = metrics.get("time/wait_batch_s", math.nan)
@@ -184,12 +172,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if self._live is not None:
             self._ended = _ending(error)
             self._live.stop()

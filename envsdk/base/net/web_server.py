@@ -3,8 +3,6 @@
 created -> start (its port is known) -> serving -> close
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

@@ -6,12 +6,10 @@ counts. `collect_rarely` makes searches rare; `collect_when_grown` adds one when
 cycles of an environment may hold large arrays.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
-import os
-from pathlib import Path
+
+import psutil
 
 NEW_OBJECTS = 50_000
 """Between two searches. Above this the time that searches take hardly falls."""
@@ -19,8 +17,6 @@ CHECK_S = 1.0
 MIN_GROWTH_BYTES = 64 * 2**20
 MIN_GROWTH = 0.25
 """Share of the memory after the last search."""
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def collect_rarely() -> None:
@@ -46,8 +42,5 @@ def has_grown(known: int, now: int) -> bool:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return 0
+    """Memory of this process."""
+    return int(psutil.Process().memory_info().rss)

@@ -6,15 +6,13 @@
 The owner decides how long an answer may take, and ends the process that is late.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.processes.forked import STATUS, ForkedProcesses
 
@@ -44,7 +42,7 @@ class KillableProcess:
         self._loop.add_reader(status, self._on_status)
 
     @classmethod
-    async def fork(cls, processes: ForkedProcesses, timeout_s: float | None = None) -> KillableProcess:
+    async def fork(cls, processes: ForkedProcesses, timeout_s: float | None = None) -> Self:
         """A process that has built nothing. Raises OSError and TimeoutError."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)

@@ -1,7 +1,5 @@
 """Ends processes together with their descendants."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

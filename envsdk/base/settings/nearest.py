@@ -1,7 +1,5 @@
 """Hints for an unknown name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from difflib import get_close_matches
 

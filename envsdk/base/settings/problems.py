@@ -1,7 +1,5 @@
 """A problem of a configuration, and the message that lists several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

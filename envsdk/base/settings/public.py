@@ -1,18 +1,21 @@
 """Public names of a package: imported when they are first used, and warned of before they go.
 
-    __getattr__, __dir__ = public_names(__name__, {"TorchTrainer": "envsdk.trainers.torch_trainer"})
+    _NAMES = names_in_stub(__file__)
+    __all__ = sorted(_NAMES)
+    __getattr__, __dir__ = public_names(__name__, _NAMES)
 
-An import of the package does not load torch or Ray before a name needs them. The rule for names that
-go is in docs/python-api.md.
+The package's `__init__.pyi` imports each name from its module: type checkers read it, and so does this. An
+import of the package does not load torch or Ray before a name needs them. The rule for names that go is in
+docs/python-api.md.
 """
 
-from __future__ import annotations
-
+import ast
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from envsdk.base.settings.extras import missing_package
@@ -30,6 +33,13 @@ class Deprecated:
     """Version that warns first."""
     removed_in: str
     """Version without it, at least one minor version after `since`."""
+
+
+def names_in_stub(file: str) -> dict[str, str]:
+    """The names that the stub of a package imports, and the module of each. `file`: its `__init__.py`."""
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = (node for node in stub.body if isinstance(node, ast.ImportFrom))
+    return {each.name: node.module for node in imports if node.module for each in node.names}
 
 
 def public_names(

@@ -1,7 +1,5 @@
 """The base of settings: typed, immutable, no unknown keys."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

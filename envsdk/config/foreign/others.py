@@ -1,7 +1,5 @@
 """Files of projects that are not translated: recognized, and answered with where their names stand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Values of ROLL's keys as values of ours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

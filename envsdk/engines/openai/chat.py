@@ -6,26 +6,18 @@ token. The `openai` engine does that, with servers that return token ids.
     endpoint = ChatEndpoint(base_url="http://127.0.0.1:8000/v1", model="qwen", generating=settings)
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
 from envsdk.contracts.prompts import AgentPrompts, conversation
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.engine_support.failures import (
-    ReplyRefused,
-    Unavailable,
-    Unreachable,
-    no_server,
-)
+from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, Unreachable, no_server
 from envsdk.engines.engine_support.http import http_client, post_json, with_retries
 from envsdk.engines.full_context import is_full_context
 from envsdk.engines.rate_limits import RateGate
@@ -80,31 +72,35 @@ class ChatEndpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     content: str | None = None
 
 
-class _Choice(BaseModel):
-    message: _Message
+class Choice(BaseModel):
+    message: Message
     finish_reason: str | None = None
 
 
-class _Usage(BaseModel):
+class Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     total_tokens: int = 0
 
 
-class _Completion(BaseModel):
-    choices: list[_Choice]
-    usage: _Usage | None = None
+class Completion(BaseModel):
+    """A server's answer, as far as it is read."""
+
+    choices: list[Choice] = Field(min_length=1)
+    usage: Usage | None = None
 
 
 def read_completion(text: str) -> tuple[str, FinishReason, int]:
     """`(reply, finish reason, tokens used)` of a server's answer; ReplyRefused when it holds no reply."""
     try:
-        completion = _Completion.model_validate_json(text)
-        choice = completion.choices[0]
-    except (ValidationError, IndexError) as error:
+        completion = Completion.model_validate_json(text)
+    except ValidationError as error:
         raise ReplyRefused(f"the server sent no chat completion but {text[:200]!r}") from error
+    choice = completion.choices[0]
     reason = choice.finish_reason or "stop"
     if reason not in _FINISH_REASONS:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{reason}`")
@@ -136,12 +132,7 @@ class ChatClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def complete(self, body: Mapping[str, Any]) -> tuple[str, FinishReason]:

@@ -10,14 +10,12 @@ For collecting and evaluating: weights cannot be loaded. Tokens go and come as i
         "base_url": "http://127.0.0.1:8000/v1", "model": "Qwen/Qwen3-0.6B"}))
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -34,9 +32,8 @@ from envsdk.engines.engine import (
     WeightReference,
 )
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
-from envsdk.engines.engine_support.http import back_off
+from envsdk.engines.engine_support.http import back_off, events, http_client
 from envsdk.engines.front import EngineFront
-from envsdk.engines.openai.client import CompletionsClient
 from envsdk.engines.openai.settings import OpenAISettings
 from envsdk.engines.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.engines.refusals import bad_structure
@@ -257,3 +254,22 @@ class OpenAIEngine(EngineFront):
         api_key = api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `openai`")
         core = OpenAICore(config, settings, api_key)
         return cls(core, name="openai", sequence_length=config.sequence_length)
+
+
+class CompletionsClient:
+    """Connections to one server. Owner: the engine, on its event loop."""
+
+    def __init__(self, settings: OpenAISettings, api_key: str | None) -> None:
+        self._url = settings.base_url.rstrip("/") + "/completions"
+        self._http = http_client(
+            api_key=api_key,
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+        )
+
+    def events(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+        """`data` of each event; see `http.events`."""
+        return events(self._http, self._url, body)
+
+    async def close(self) -> None:
+        await self._http.aclose()

@@ -17,12 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineFailure, ErrorKind
-from envsdk.engines.engine_support.failures import (
-    TRANSIENT_STATUSES,
-    ReplyRefused,
-    Unavailable,
-    error_text,
-)
+from envsdk.engines.engine_support.failures import TRANSIENT_STATUSES, ReplyRefused, Unavailable, error_text
 from envsdk.engines.engine_support.requests import change_fields, sglang_structure
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.sampling import SamplingParams

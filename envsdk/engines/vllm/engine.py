@@ -9,6 +9,8 @@ vLLM computes in processes of its own and stamps each token with the version of 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +31,14 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.front import EngineFront
 from envsdk.engines.refusals import bad_structure
-from envsdk.engines.vllm.adapter_folder import AdapterFolder, no_adapter
 from envsdk.engines.vllm.backend import AsyncLLMBackend, Backend
 from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
 from envsdk.engines.vllm.translate import read_output, read_progress, sampling_options, why_refused
 from envsdk.engines.vllm.weight_transfer import WeightsOnCard
-from envsdk.weights.folders import optional_head
+from envsdk.weights.folders import optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
-from envsdk.weights.shapes import shapes_in
+from envsdk.weights.shapes import Shapes, shapes_in
 from envsdk.weights.tensors import as_tensors
 
 
@@ -234,3 +235,35 @@ class VLLMEngine(EngineFront):
         """Around a vLLM that is not started."""
         core = VLLMCore(backend, config=config, settings=settings)
         return cls(core, name="vllm", sequence_length=config.sequence_length)
+
+
+_MEMORY = Path("/dev/shm")
+_ADAPTED = ("q_proj.weight", "qkv_proj.weight", "query_key_value.weight", "o_proj.weight")
+"""Some of what vLLM adapts in every architecture that it adapts at all."""
+
+
+class AdapterFolder:
+    """Owner: one engine; `close` when vLLM has ended."""
+
+    def __init__(self) -> None:
+        place = _MEMORY if _MEMORY.is_dir() else None
+        self.path = Path(tempfile.mkdtemp(prefix="envsdk-adapter-", dir=place))
+
+    def write(self, adapter: Adapter) -> None:
+        """In place of the earlier one, which vLLM must not be reading."""
+        write_adapter(adapter, self.path)
+
+    def close(self) -> None:
+        """Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def no_adapter(expected: Shapes) -> Adapter:
+    """One that adds nothing: of the first matrix among a model's weights that vLLM is able to adapt."""
+    import torch
+
+    for name, shape in expected.items():
+        if name.endswith(_ADAPTED) and len(shape) == 2:
+            halves = torch.zeros(1, shape[1]), torch.zeros(shape[0], 1)
+            return Adapter({name.removesuffix(".weight"): halves})
+    raise EngineError("enable_lora: the model has no matrix that is known to be adapted; leave it out")

@@ -1,7 +1,5 @@
 """What a program printed or returned against what is expected; pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

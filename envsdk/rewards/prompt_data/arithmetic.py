@@ -6,8 +6,6 @@
 No prompt is in both splits.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any

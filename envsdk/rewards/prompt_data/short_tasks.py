@@ -7,8 +7,6 @@
 No prompt is in both splits.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

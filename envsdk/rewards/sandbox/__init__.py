@@ -1,5 +1,9 @@
 """Sandboxes: one contract (`contract`), chosen by name (`open_backend`)."""
 
+from collections.abc import Mapping
+from typing import Any, cast
+
+from envsdk.base.plugins import load_plugin
 from envsdk.rewards.sandbox.contract import (
     ExecEnd,
     ExecResult,
@@ -12,7 +16,6 @@ from envsdk.rewards.sandbox.contract import (
     SandboxUnavailable,
     Snapshot,
 )
-from envsdk.rewards.sandbox.registry import open_backend
 
 __all__ = [
     "ExecEnd",
@@ -27,3 +30,14 @@ __all__ = [
     "Snapshot",
     "open_backend",
 ]
+
+
+GROUP = "envsdk.sandboxes"
+
+
+def open_backend(name: str, settings: Mapping[str, Any] | None = None) -> SandboxBackend:
+    """The backend `name`, or one by its dotted name; nothing is started until it is used.
+
+    Raises ConfigurationError: the name, or a key of `settings`, is unknown.
+    """
+    return cast(SandboxBackend, load_plugin(GROUP, name)(settings or {}))

@@ -19,13 +19,11 @@ one sandbox run one after another; those of different sandboxes run at once, as 
 slots for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from envsdk.contracts.failures import Boundary, EnvsdkError
 
@@ -78,7 +76,7 @@ class ExecResult:
         return self.reason is ExecEnd.EXIT and self.returncode == 0
 
     @classmethod
-    def infrastructure(cls, message: str, elapsed_s: float = 0.0) -> ExecResult:
+    def infrastructure(cls, message: str, elapsed_s: float = 0.0) -> Self:
         """Result of a command that the sandbox failed, with why."""
         return cls(
             output=message,

@@ -9,8 +9,6 @@ machine's own first process does not, as in a container without an init. So this
 such launchers run, and buries those whose handles it holds; it asks for no other child.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -22,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from envsdk.rewards.sandbox.contract import ExecEnd
 from envsdk.rewards.sandbox.output import HeadTail
@@ -92,7 +91,7 @@ class Process:
         status: tuple[int, int] | None,
         keep: int,
         max_output: int,
-    ) -> Process:
+    ) -> Self:
         """Start `argv` in a session of its own.
 
         Args:

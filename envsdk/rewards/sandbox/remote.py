@@ -4,8 +4,6 @@ A container has a first process that only waits. Each command is a shell of its 
 script on standard input; when it ends, it kills whatever else is running.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -35,23 +33,7 @@ while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & w
 waits for one of its own. On SIGUSR1 it kills all others: no shell can be started for that where they
 have used up the limit on processes."""
 
-END_ALL = """\
-if [ "$keep" = 1 ]; then
-    kill -9 -1
-else
-    kill -STOP -1
-    for ((clean = 0, look = 0; clean < 2 && look < 1000; clean++, look++)); do
-        for process in /proc/[0-9]*; do
-            process=${process#/proc/}
-            case $process in "$keep" | 1 | $$) continue ;; esac
-            read -r stat < "/proc/$process/stat" && [[ $stat != *") Z "* ]] && kill -9 "$process" && clean=-1
-        done
-    done
-    kill -CONT "$keep"
-fi 2>/dev/null
-"""
-"""Kills all but the first process, this shell and $keep. One call stops all processes at once, so that none
-can fork away from it; one whose fork was under way then is seen late, hence two looks."""
+END_ALL = scripts.script("end_all")
 
 _RUN = f"""\
 exec 2>&1
@@ -73,16 +55,7 @@ _CLEAN_UP_TIMEOUT_S = 60.0
 _CLEAN_UP_INTERVAL_S = 0.2
 
 _LAY_FILE = 'mkdir -p -- "$1" && tar -x -C "$1" --no-same-owner'
-_LAY_FOLDER = """\
-mkdir -p -- "$1" || exit
-spared=()
-for pattern in "${@:2}"; do spared+=(-path "$pattern" -prune -o); done
-find "$1" -mindepth 1 "${spared[@]}" ! -type d -exec rm -f {} + || exit
-find "$1" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null
-tar -x -C "$1" --no-same-owner
-"""
-"""Unpack standard input in the folder $1, in place of what is there but for the patterns $2 ..., which are
-bound and cannot be changed."""
+_LAY_FOLDER = scripts.script("lay_folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

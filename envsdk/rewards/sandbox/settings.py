@@ -1,7 +1,5 @@
 """Settings of the backends."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Pure: the card of a data set, `README.md`, with front matter as the Hugging Face hub reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -57,7 +55,7 @@ class License(Options):
         return {name: value for name, value in fields.items() if value}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, str]) -> License:
+    def from_json(cls, value: Mapping[str, str]) -> Self:
         return cls(
             id=value.get("license", UNKNOWN), name=value.get("license_name"), link=value.get("license_link")
         )

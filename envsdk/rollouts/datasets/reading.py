@@ -5,12 +5,10 @@ for trajectory in dataset.episodes():
     dataset.tags[trajectory.task.tag].messages(trajectory.turns)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.store.shards import MANIFEST, Manifest
 from envsdk.base.store.trajectories import iter_trajectories
@@ -39,7 +37,7 @@ class TagRecord:
     """Plug-in that played it, if not the default one."""
 
     @classmethod
-    def from_json(cls, tag: str, value: Mapping[str, Any]) -> TagRecord:
+    def from_json(cls, tag: str, value: Mapping[str, Any]) -> Self:
         """An entry of `tags` in a manifest's `config`."""
         return cls(
             tag=tag,

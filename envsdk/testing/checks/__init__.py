@@ -10,8 +10,6 @@ met. What it takes besides the subject says how it is run:
 A check raises NotApplicable when it has nothing to say about this subject.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

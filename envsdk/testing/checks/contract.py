@@ -1,7 +1,5 @@
 """The shapes and types that everybody else relies on."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import pickle

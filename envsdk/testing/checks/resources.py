@@ -1,9 +1,6 @@
 """Nothing piles up, and calls return within the limits of the spec."""
 
-from __future__ import annotations
-
 import gc
-import multiprocessing
 import os
 import tempfile
 import threading
@@ -11,6 +8,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
+
+import psutil
 
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Course, play_from
@@ -32,33 +32,13 @@ class _Use:
 
 
 def _use(temporary: Path) -> _Use:
+    process = psutil.Process()
     return _Use(
-        processes=_num_children(),
+        processes=len(process.children()),
         threads=threading.active_count(),
-        files=_num_open_files(),
+        files=process.num_fds(),
         leftovers=len(list(temporary.iterdir())),
     )
-
-
-def _num_children() -> int:
-    """Living child processes, their descendants not counted."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    if not children.exists():
-        return len(multiprocessing.active_children())
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            found.update((task / "children").read_text().split())
-        except OSError:
-            continue
-    return len(found)
-
-
-def _num_open_files() -> int:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        if os.path.isdir(folder):
-            return len(os.listdir(folder))
-    return 0
 
 
 def _played_and_closed(subject: Subject) -> None:
@@ -78,7 +58,7 @@ def _measured(subject: Subject) -> tuple[_Use, _Use]:
             for _ in range(_WARM_UP):
                 _played_and_closed(subject)
             gc.collect()
-            with _temporary_files_in(folder):
+            with patch.object(tempfile, "tempdir", folder), patch.dict(os.environ, TMPDIR=folder):
                 before = _use(Path(folder))
                 for _ in range(_CYCLES):
                     _played_and_closed(subject)
@@ -87,24 +67,6 @@ def _measured(subject: Subject) -> tuple[_Use, _Use]:
         subject.memory["use"] = before, after
     found: tuple[_Use, _Use] = subject.memory["use"]
     return found
-
-
-class _temporary_files_in:
-    """`tempfile` and TMPDIR point to a folder."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        self._kept = tempfile.tempdir, os.environ.get("TMPDIR")
-        tempfile.tempdir = os.environ["TMPDIR"] = self._folder
-
-    def __exit__(self, *_: object) -> None:
-        tempfile.tempdir = self._kept[0]
-        if self._kept[1] is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = self._kept[1]
 
 
 def _piles_up(subject: Subject, count: Callable[[_Use], int], what: str) -> None:

@@ -1,7 +1,5 @@
 """A plan as an SVG: throughput and idle shares over the split of the devices. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files

@@ -11,9 +11,8 @@ import yaml
 from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
-from envsdk.config.loading import LoadedConfig
+from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL
-from envsdk.config.tags import shipped_tags
 from envsdk.contracts.failures import ConfigurationError
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-roll.md"

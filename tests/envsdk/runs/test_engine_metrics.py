@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from envsdk.engines.engine import EngineHealth
-from envsdk.runs.engine_metrics import EngineMetrics
+from envsdk.runs.step_log import EngineMetrics
 
 
 def look(num_tokens: int, *, num_queued: int = 0, kv_usage: float = 0.0) -> EngineHealth:

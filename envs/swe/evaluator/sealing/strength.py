@@ -13,8 +13,6 @@ What holds for several claims is guessed once, and then which claim it holds for
 inputs and names mostly tell which is raised and where; their texts count.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math
@@ -24,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from envsdk.envs.swe.evaluator.sealing.claims import Claim, probed
 from envsdk.envs.swe.evaluator.sealing.values import NotComparable, Value, items_of, key
@@ -51,7 +49,7 @@ class Sight:
     texts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, sealed: Iterable[str]) -> Sight:
+    def of(cls, sealed: Iterable[str]) -> Self:
         """Those in the sealed files, other than in variants of what is hidden."""
         found = [value for text in sealed for value in _constants(ast.parse(text))]
         numbers = [repr(value) for value in found if isinstance(value, int | float)]

@@ -7,17 +7,14 @@ Each member of a window could have been the original with the same chance: block
 other is in as many windows of its block. So neither size, place, digits nor words tell it.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeVar
-
-from envsdk.envs.swe.evaluator.sealing.words import KINDS
 
 Constant = int | float | str | bool
 _T = TypeVar("_T")
@@ -149,7 +146,7 @@ def _window(kin: Sequence[_T], value: _T, source: random.Random, block: int = _B
 def _kinds() -> dict[str, Sequence[str]]:
     """The words among which a word is one of many, by word; each word is of one kind."""
     found: dict[str, Sequence[str]] = {}
-    for line in KINDS:
+    for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
         kind = [word for word in dict.fromkeys(line.split()) if word not in found]
         found |= dict.fromkeys(kind, kind)
     return found

@@ -1,7 +1,5 @@
 """The `bubblewrap` backend."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

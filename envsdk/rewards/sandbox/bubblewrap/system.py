@@ -1,7 +1,5 @@
 """The parts of this machine that a sandbox shows: its read-only system, and an interpreter."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

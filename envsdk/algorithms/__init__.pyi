@@ -1,0 +1,32 @@
+"""Public names of the package, and where each is defined: `__init__.py` imports them at their first use."""
+
+from envsdk.algorithms.advantage_sample import AdvantageSample as AdvantageSample
+from envsdk.algorithms.advantage_sample import Steps as Steps
+from envsdk.algorithms.advantage_sample import TokenAdvantages as TokenAdvantages
+from envsdk.algorithms.advantage_sample import steps_of as steps_of
+from envsdk.algorithms.advantages import token_advantages as token_advantages
+from envsdk.algorithms.aggregation import sequence_weights as sequence_weights
+from envsdk.algorithms.args import AlgorithmArgs as AlgorithmArgs
+from envsdk.algorithms.estimator_contract import AdvantageEstimator as AdvantageEstimator
+from envsdk.algorithms.estimator_contract import EstimatorArgs as EstimatorArgs
+from envsdk.algorithms.estimator_contract import advantage_estimator as advantage_estimator
+from envsdk.algorithms.estimator_contract import load_estimator as load_estimator
+from envsdk.algorithms.estimators import discounted_returns as discounted_returns
+from envsdk.algorithms.estimators import gigpo_step_advantages as gigpo_step_advantages
+from envsdk.algorithms.estimators import group_advantages as group_advantages
+from envsdk.algorithms.estimators import rloo_advantages as rloo_advantages
+from envsdk.algorithms.group_filters import FilterArgs as FilterArgs
+from envsdk.algorithms.group_filters import group_filter as group_filter
+from envsdk.algorithms.group_filters import load_filter as load_filter
+from envsdk.algorithms.kl import adapted_kl_coef as adapted_kl_coef
+from envsdk.algorithms.kl import kl_estimate as kl_estimate
+from envsdk.algorithms.losses import PolicyLoss as PolicyLoss
+from envsdk.algorithms.losses import PolicyTokens as PolicyTokens
+from envsdk.algorithms.losses import load_policy_loss as load_policy_loss
+from envsdk.algorithms.losses import policy_loss as policy_loss
+from envsdk.algorithms.losses import value_loss as value_loss
+from envsdk.algorithms.policy_loss_args import OverBehavior as OverBehavior
+from envsdk.algorithms.policy_loss_args import OverProximal as OverProximal
+from envsdk.algorithms.policy_loss_args import PolicyLossArgs as PolicyLossArgs
+from envsdk.algorithms.ratios import bounded_exp as bounded_exp
+from envsdk.algorithms.ratios import log_ratio as log_ratio
