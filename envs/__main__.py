@@ -1,5 +1,7 @@
 """`envsdk envs`: what is installed, one line each, and `--play ENV_ID` to play one by hand."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os

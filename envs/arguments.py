@@ -11,6 +11,8 @@ class Env(TextEnv):
 Env(size=1)     ValueError: size: must be at least 2, not 1
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature

@@ -1,5 +1,7 @@
 """Grid worlds as text: `GridEnv`, the four moves, how a reply names one, and the symbols of a map."""
 
+from __future__ import annotations
+
 import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

@@ -3,6 +3,8 @@
 session -> observation -> line -> step, or a word to the session -> ... -> end
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

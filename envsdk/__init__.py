@@ -3,6 +3,8 @@
 What stands in `__init__.pyi` is public; docs/python-api.md names the other public modules.
 """
 
+from __future__ import annotations
+
 from envsdk.base.registry import register_with_gymnasium
 from envsdk.base.settings.public import names_in_stub, public_names
 

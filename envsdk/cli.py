@@ -4,6 +4,8 @@ Each command is a module with a Typer app and a `main(argv) -> exit code`, so `e
 `python -m envsdk.collect X` are the same. Exit codes are those of `envsdk.base.display.command_line`.
 """
 
+from __future__ import annotations
+
 import sys
 from importlib import import_module
 from typing import Annotated

@@ -1,5 +1,7 @@
 """`envsdk init NAME`: a package with an environment of your own, which works as it is."""
 
+from __future__ import annotations
+
 import importlib.util
 import keyword
 import re

@@ -1,5 +1,7 @@
 """`envsdk plan FILE`: predict throughput, idle shares, staleness and waste; find the best configuration."""
 
+from __future__ import annotations
+
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor

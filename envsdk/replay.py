@@ -1,5 +1,7 @@
 """`envsdk replay DATASET`: play recorded actions again, report the first difference, or rescore."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,7 @@
 """`envsdk report RUN_DIR`: write the report of a run, finished or not."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Annotated

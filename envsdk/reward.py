@@ -1,5 +1,7 @@
 """`envsdk reward NAME --file rows.jsonl`: score recorded responses with a reward function."""
 
+from __future__ import annotations
+
 import sys
 
 import rich.box

@@ -1,5 +1,7 @@
 """`envsdk sft --data DATASET --out FOLDER`: fine-tune a policy on recorded conversations."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Sequence

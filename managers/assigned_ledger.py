@@ -7,6 +7,8 @@ Members, slots, deadlines, versions and spares are as in every ledger. How many 
 they play and which batch they end in is for the buffer to say.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Iterable

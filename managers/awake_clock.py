@@ -4,6 +4,8 @@ A process that was stopped (SIGSTOP, a suspended machine) has heard nothing mean
 come before the reports that wait for it, so deadlines on an ordinary clock would end what was on time.
 """
 
+from __future__ import annotations
+
 
 class AwakeClock:
     """Owner: one event loop, which reads it at least every `longest_s` while it runs.

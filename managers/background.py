@@ -4,6 +4,8 @@ start(work)* -> close
 an error, of a task or by `fail` -> `error`, which every waiting call raises
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

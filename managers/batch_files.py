@@ -7,6 +7,8 @@ A batch is on disk before the pipeline receives it. Because its file also holds 
 is killed at any time neither loses nor repeats an episode.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import Coroutine, Mapping, Sequence

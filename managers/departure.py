@@ -7,6 +7,8 @@ sooner. What is expected follows from the latest episodes of its tag: of those t
 the shortest must fit. The last part of the grace is kept for ending what is left.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass

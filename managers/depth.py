@@ -6,6 +6,8 @@ The least depth at which the trainer waits for at most the given share of its ti
 samples older and gains nothing.
 """
 
+from __future__ import annotations
+
 import math
 
 from envsdk.managers.ledger_types import LedgerConfig

@@ -6,6 +6,8 @@
 An environment that raises, hangs or dies becomes an `EpisodeFailed` here.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import reprlib

@@ -10,6 +10,8 @@ the environment. The scheduler records that episode as failed, starts the worker
 episodes elsewhere.
 """
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import os

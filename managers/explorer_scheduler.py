@@ -3,6 +3,8 @@
 start -> publish -> (report -> assign | unassign)* -> close
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

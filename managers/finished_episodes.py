@@ -4,6 +4,8 @@ added -> judged with their group -> delivered      written by `batch_files.py` a
                                  -> discarded      counted, and written beside the batch
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any

@@ -6,6 +6,8 @@ The ledger starts another task for each dropped group. A limit on dropped groups
 filter that drops every group into an error.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Where an environment runs: in the event loop, awaited in it, on a thread, or in a process of its own."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import threading

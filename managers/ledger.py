@@ -19,6 +19,8 @@ run's own list; in `assigned_ledger.py` a buffer assigns them. `ledger_groups.py
 docs/ledger.md lists the promises that the ledger keeps, and for each one the change that would break it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 
 from envsdk.contracts.trajectory import Task

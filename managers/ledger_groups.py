@@ -8,6 +8,8 @@ Owner: the ledger, which adds groups and says when a group is delivered or dropp
 results is collected in `commands`.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Iterable
 

@@ -9,6 +9,8 @@ the ledger with its arguments, and a checksum of the commands that it returned. 
 the recorder rounds the clock down before the ledger sees it, so that a replay sees the same.
 """
 
+from __future__ import annotations
+
 import json
 import struct
 import time

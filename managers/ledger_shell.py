@@ -3,6 +3,8 @@
 event -> ledger -> execute: Grant and Cancel go to the workers, all other commands to the owner
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar

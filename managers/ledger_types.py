@@ -1,5 +1,7 @@
 """Types of the ledger's interface: configuration, leases, commands, batches and saved state."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

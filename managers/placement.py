@@ -4,6 +4,8 @@ Ray puts an actor that takes no CPU on a random node. The processes of a run are
 that Ray's resources do not show, so their nodes are chosen here: evenly, and again when one is lost.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

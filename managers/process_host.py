@@ -3,6 +3,8 @@
 no process -> starting -> up -> (call -> answer)* -> killed
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import pickle

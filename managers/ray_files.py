@@ -4,6 +4,8 @@ parcels = travelling(config, [model])       # an actor beside the driver serves 
 WorkerSetup(..., parcels=parcels)           # a process on a node that lacks them fetches them
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

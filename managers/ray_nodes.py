@@ -5,6 +5,8 @@ actor = ray.remote(EnvWorker).options(**placer.options("train-0")).remote()
 placer.landed("train-0", node_id)        # again `options("train-0")`: on another node, if there is one
 """
 
+from __future__ import annotations
+
 import time
 from collections import Counter
 from collections.abc import Callable

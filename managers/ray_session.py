@@ -4,6 +4,8 @@ made by Ray -> held -> removed (the run ended well, or was interrupted)
                     -> left (the run failed, or was killed) -> swept by a later start
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

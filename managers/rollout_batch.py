@@ -1,5 +1,7 @@
 """A batch of rollouts, and what is counted between two batches. Pure."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

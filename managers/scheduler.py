@@ -10,6 +10,8 @@
 the results, which `batch_files.py` writes before a batch is delivered.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -4,6 +4,8 @@ slot: idle -> playing -> idle
               playing -> stopping -> idle       not in time: its worker hangs
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,5 +1,7 @@
 """Turns the configuration into the setups of workers and ledgers."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping

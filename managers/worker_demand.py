@@ -13,6 +13,8 @@ anew if the trainer waited, and else takes four times its length back. A synchro
 count: nobody can play then.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 

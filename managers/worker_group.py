@@ -6,6 +6,8 @@ started -> checked in -> (messages)* -> dead -> started again under the next inc
 `worker_pool.py` decides which workers there are.
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping

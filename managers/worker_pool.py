@@ -9,6 +9,8 @@ slots of every tag. A worker that leaves plays its episodes to their end and tak
 may have taken its seat by then, under another name.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -7,6 +7,8 @@ can end before their node goes, `slot_activity.py` when one hangs. What happens 
 ledger.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,6 +4,8 @@ A trainer takes batches of token sequences with advantages and gives weights und
 plugs in under the entry-point group `envsdk.trainers`.
 """
 
+from __future__ import annotations
+
 from envsdk.base.settings.public import names_in_stub, public_names
 
 _NAMES = names_in_stub(__file__)

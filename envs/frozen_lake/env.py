@@ -1,5 +1,7 @@
 """The FrozenLake environment: gymnasium's rules, text in and text out."""
 
+from __future__ import annotations
+
 import numpy as np
 from pydantic import Field
 

@@ -3,6 +3,8 @@
 A cell is a position in the text of the map, whose rows end with a newline: `row * (size + 1) + column`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

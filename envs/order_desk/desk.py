@@ -1,5 +1,7 @@
 """Pure: one task of the order desk, and what has become of it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args

@@ -1,5 +1,7 @@
 """The order desk as a text environment: every action is a call of a tool."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """One prompt, one response, one reward."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence

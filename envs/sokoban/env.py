@@ -1,5 +1,7 @@
 """The Sokoban environment."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """An exact solver: A* over pushes, where a push costs its own move and the walk to it."""
 
+from __future__ import annotations
+
 from heapq import heappop, heappush
 from itertools import count
 

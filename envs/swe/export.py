@@ -7,6 +7,8 @@
 `envsdk collect --format swe-bench --format mini-swe-agent` writes the same next to a data set.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from collections import defaultdict

@@ -1,5 +1,7 @@
 """What the policy is shown: the issue, what a command printed, and how the episode ended."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
 

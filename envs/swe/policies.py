@@ -1,5 +1,7 @@
 """Policies without a model that play SWE; the oracle is `SWEEnv.oracle`."""
 
+from __future__ import annotations
+
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply

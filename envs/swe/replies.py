@@ -1,5 +1,7 @@
 """How a reply names a command: one ```bash block, as in mini-swe-agent, or one call of the tool `bash`."""
 
+from __future__ import annotations
+
 import json
 from typing import Literal
 

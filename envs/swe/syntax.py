@@ -1,5 +1,7 @@
 """Parsing of Python source in a process that has threads, and sets of its names."""
 
+from __future__ import annotations
+
 import ast
 import threading
 

@@ -1,5 +1,7 @@
 """The tasks that an environment plays, in a fixed order."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

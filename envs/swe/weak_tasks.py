@@ -7,6 +7,8 @@
 The number of an episode's task alone decides, so that the members of a group play the same one.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal

@@ -5,6 +5,8 @@
 Needs the extra `webshop` (PyStemmer, regex).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import regex

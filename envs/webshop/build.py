@@ -7,6 +7,8 @@
 Memory does not grow with the number of products. A build that was killed is continued by the same command.
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,5 +1,7 @@
 """How far a build is, on a terminal and elsewhere."""
 
+from __future__ import annotations
+
 import time
 from typing import Any, Self
 

@@ -6,6 +6,8 @@ Products are saved every `_SAVE_EVERY` records, in one transaction of the table'
 they are; after a kill their files are cut back to that. What follows takes less and is done again.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os

@@ -7,6 +7,8 @@ for piece in read_pieces(path, np.uint32):      # of a file of bare values
     ...
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self

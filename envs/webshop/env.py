@@ -1,5 +1,7 @@
 """The WebShop environment."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Sequence

@@ -6,6 +6,8 @@ A catalogue follows from its number of products and its seed. Every goal can be 
 that it was made from has the attributes and the options that are asked for, and costs less than the limit.
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import json

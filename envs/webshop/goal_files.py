@@ -6,6 +6,8 @@ What grows with the catalogue is in files of the work folder: goals and attribut
 read in pieces, and the order, of 4 bytes per goal, by mmap.
 """
 
+from __future__ import annotations
+
 import math
 import mmap
 import random

@@ -5,6 +5,8 @@ order of the catalogue, then two candidates per goal, of which the larger is its
 then shuffled by `random.Random(233)`, as upstream does: their order depends on their number alone.
 """
 
+from __future__ import annotations
+
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, MutableSequence

@@ -5,6 +5,8 @@ arithmetic, ties at the fourth decimal broken by asin. Terms are kept as 64-bit 
 vocabulary has to be held in memory; two of a million terms share a hash with probability 3e-8.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -9,6 +9,8 @@ for key, value in read_object(path):    # {"key": value, ...}
     ...
 """
 
+from __future__ import annotations
+
 import codecs
 import json
 from collections.abc import Iterator

@@ -3,6 +3,8 @@
 Both are upstream's, on Python's own `difflib`, as upstream runs without python-Levenshtein.
 """
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from difflib import SequenceMatcher

@@ -4,6 +4,8 @@ Upstream tags with spaCy's `en_core_web_sm`; where that is not installed a tagge
 sees most nouns, but not the same ones, so rewards for products *other* than the one asked for may differ.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A player that knows the goal's product: what it buys, and how it gets there from any page."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 

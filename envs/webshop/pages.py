@@ -8,6 +8,8 @@ Strings come in the order of upstream's templates. An empty element has no strin
 blanks has a single blank, or none if there is a line break in it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Iterator
 from typing import Literal

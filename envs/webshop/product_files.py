@@ -1,5 +1,7 @@
 """The files that grow with every product while a store is built, and can be cut back after a kill."""
 
+from __future__ import annotations
+
 import math
 import struct
 from collections.abc import Iterator, Sequence

@@ -6,6 +6,8 @@
 The rules are upstream's, odd ones included; `docs/webshop.md` lists them.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping, Sequence

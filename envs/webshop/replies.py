@@ -1,5 +1,7 @@
 """How a reply names an action."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from envsdk.contracts.turn_env import last_between

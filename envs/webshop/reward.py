@@ -7,6 +7,8 @@
 upstream's; `strict_options` replaces the lenient comparison of options by equality.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

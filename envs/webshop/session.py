@@ -9,6 +9,8 @@ A `Session` is all state of a trip and knows the pages; it has no clock, no file
 of its own. Actions, pages and their text are those of upstream's text environment.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

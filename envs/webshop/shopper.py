@@ -6,6 +6,8 @@ within the limit, chooses each option that the instruction mentions, and buys.
     envsdk evaluate envsdk/WebShop-v1 --policy webshop_shopper
 """
 
+from __future__ import annotations
+
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, field

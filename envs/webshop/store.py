@@ -8,6 +8,8 @@ Everything is read by mmap, so that the processes of a machine share the memory.
 last, by a rename: a folder that has it is complete.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import mmap

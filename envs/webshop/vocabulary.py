@@ -1,5 +1,7 @@
 """The words of the generated catalogue, out of `vocabulary.toml`."""
 
+from __future__ import annotations
+
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Other packages' use of `random` and `numpy.random`, kept from everybody else in the process."""
 
+from __future__ import annotations
+
 import random
 import threading
 from collections.abc import Iterator

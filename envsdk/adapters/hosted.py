@@ -1,5 +1,7 @@
 """`HostedEnv` and `AsyncHostedEnv`: bases of environments around another package's environment."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """What is said when the package behind an adapter is not installed."""
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import Any
 

@@ -1,5 +1,7 @@
 """What adapters share about text: answers in replies, and observations that any package may have written."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from envsdk.contracts.turn_env import NO_ANSWER as NO_ANSWER

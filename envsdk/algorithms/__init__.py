@@ -4,6 +4,8 @@ Public: estimators of advantages, policy losses, group filters, and what plug-in
 Losses need torch and are imported at their first use; the rest needs NumPy only.
 """
 
+from __future__ import annotations
+
 from envsdk.base.settings.public import names_in_stub, public_names
 
 _NAMES = names_in_stub(__file__)

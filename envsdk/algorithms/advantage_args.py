@@ -1,5 +1,7 @@
 """Settings of rewards and advantages, typed. Imports neither torch nor the trainer."""
 
+from __future__ import annotations
+
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator

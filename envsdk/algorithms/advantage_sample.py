@@ -4,6 +4,8 @@ Shapes: K turns, T tokens of one sequence, n of them sampled by the policy, S st
 returns are discounted over: a turn, an unbroken run of sampled tokens (segment), or one sampled token.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self

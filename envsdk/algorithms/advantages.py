@@ -7,6 +7,8 @@
 alone. What `adv_estimator` names is a function such as `grpo` below; see `advantage_estimator`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import ClassVar

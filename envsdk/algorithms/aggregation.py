@@ -21,6 +21,8 @@ The weights are computed once over the optimizer step, so the split into micro-b
 order of the rows and the padding cannot change the result.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import get_args
 

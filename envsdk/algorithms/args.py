@@ -4,6 +4,8 @@ Every key of the YAML's algorithm section is a field here, with its default and 
 unknown key is refused. `docs/algorithms.md` has the formula and the source behind each name.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from pydantic import Field

@@ -8,6 +8,8 @@ Source: importance weights and their truncation, IMPALA, arXiv:1802.01561 (V-tra
 in ROLL's section of this name. Its `segment` is the geometric mean over a reply too.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

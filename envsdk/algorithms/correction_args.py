@@ -1,5 +1,7 @@
 """Settings of the train/inference correction, typed. Imports no torch."""
 
+from __future__ import annotations
+
 from typing import Literal, Self
 
 from pydantic import Field, model_validator

@@ -4,6 +4,8 @@ Shapes: N trajectories, K turns, T tokens of one sequence, S steps of one episod
 An invalid trajectory (its episode failed) has no outcome: it enters no mean and gets advantage 0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np

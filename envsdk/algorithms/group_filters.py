@@ -20,6 +20,8 @@ One that takes settings declares them as a model, and gets an instance of it:
     def too_short_for(group, own): ...
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,8 @@
 """What follows from the settings of the policy loss and its correction. Imports torch for no loss that
 declares its settings as an entry point."""
 
+from __future__ import annotations
+
 from functools import cache
 from typing import Any
 

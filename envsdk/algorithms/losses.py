@@ -14,6 +14,8 @@ side; callers pass sampled tokens only and reduce with `aggregation.sequence_wei
 The losses that ship are in `envsdk.algorithms.policy_losses`; docs/algorithms.md shows how to add one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar

@@ -4,6 +4,8 @@ Shapes: N tokens. Means and sums over replies and sequences are scattered and ga
 cost does not depend on how many there are.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

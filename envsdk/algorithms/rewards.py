@@ -6,6 +6,8 @@ Shapes: N trajectories, K turns, T tokens of one sequence. What an invalid traje
 would have earned enters no statistic.
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Sequence
 
 import numpy as np

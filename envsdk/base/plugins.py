@@ -1,5 +1,7 @@
 """Finds plug-ins by entry point or by dotted name."""
 
+from __future__ import annotations
+
 import os
 import sys
 from functools import cache

@@ -10,6 +10,8 @@ An entry point is loaded when its environment is first asked for. The environmen
 envsdk register in the same way.
 """
 
+from __future__ import annotations
+
 import inspect
 import types
 import typing

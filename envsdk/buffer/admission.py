@@ -5,6 +5,8 @@ group that waits, this one included, can be in a batch up to its last step. And 
 no later one may hold. Nothing grows too old then, and tags are trained in the shares in which they begin.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 

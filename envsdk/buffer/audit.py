@@ -3,6 +3,8 @@
 broken = audit(engine)      # [] or one sentence for each promise that was broken, with examples
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

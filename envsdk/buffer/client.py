@@ -5,6 +5,8 @@ groups = await client.call(lambda: buffer.explorer.claim(member, tags, version=3
 await client.changed(Signal.BATCH, seen, timeout_s=1.0)
 """
 
+from __future__ import annotations
+
 import asyncio
 import shutil
 import sqlite3

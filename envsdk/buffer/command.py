@@ -1,5 +1,7 @@
 """`envsdk buffer PATH`: what is in the buffer between explorers and a trainer, and its upkeep."""
 
+from __future__ import annotations
+
 import functools
 import json
 import sys

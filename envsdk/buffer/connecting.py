@@ -1,5 +1,7 @@
 """Opens a buffer's database: SQLite or PostgreSQL, by SQLAlchemy."""
 
+from __future__ import annotations
+
 import re
 import sqlite3
 from pathlib import Path

@@ -1,5 +1,7 @@
 """ExplorerSide: the calls of explorers. claim -> put | drop | hand_back"""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,5 +1,7 @@
 """How explorers share the places of a job. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 

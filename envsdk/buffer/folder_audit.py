@@ -3,6 +3,8 @@
 broken = audit_folder(engine, folder)      # [] or one sentence for each file that is not
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from itertools import groupby

@@ -4,6 +4,8 @@ history = read_history(engine)
 history.depth["ready"][-1]      # groups that are ready now
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest

@@ -1,5 +1,7 @@
 """Which programs of a job live, and what these mean."""
 
+from __future__ import annotations
+
 import json
 import os
 import socket

@@ -1,5 +1,7 @@
 """Trajectories of a group as bytes: a digest, and an Arrow stream with the columns of a trajectory file."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -1,5 +1,7 @@
 """Finds and opens a buffer that is there already: by a job's folder, a SQLite file or a database's URL."""
 
+from __future__ import annotations
+
 import os
 import sqlite3
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """Rows of the tables as the types of the contract."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Which ready groups a batch takes. Pure."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field

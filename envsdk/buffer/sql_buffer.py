@@ -10,6 +10,8 @@ A program's lease runs out when it has not called `renew` for `lease_s`. What it
 `explorer_side.py` and `trainer_side.py` have the calls of one role, `transaction.py` what they share.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import socket

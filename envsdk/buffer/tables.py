@@ -1,5 +1,7 @@
 """The tables of the buffer, the same on SQLite and PostgreSQL."""
 
+from __future__ import annotations
+
 from sqlalchemy import (
     BigInteger,
     Boolean,

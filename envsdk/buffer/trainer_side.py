@@ -1,5 +1,7 @@
 """TrainerSide: the calls of the trainer. begin -> (publish -> take)* -> trained -> ... -> finish"""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

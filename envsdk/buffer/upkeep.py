@@ -4,6 +4,8 @@ dropped = drop_by_hand(engine, Which(states=("ready",), explorers=("node7",)))
 freed = vacuum(engine)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,6 +5,8 @@ heard = await bell.heard()
 await bell.wait(heard, timeout_s=5.0)       # something may have changed since `heard`
 """
 
+from __future__ import annotations
+
 import asyncio
 import sqlite3
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """Checks of the settings of rewards, advantages, aggregation and group filters against one another."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from envsdk.algorithms.estimator_contract import EstimatorArgs

@@ -1,5 +1,7 @@
 """Notes about a run's algorithm: all of them in `--explain`, and when a run starts those to act upon."""
 
+from __future__ import annotations
+
 from envsdk.algorithms import loss_settings
 from envsdk.config.models import RunConfig
 

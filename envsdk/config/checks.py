@@ -3,6 +3,8 @@
 `check` returns every problem it finds; it starts nothing and writes nothing.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

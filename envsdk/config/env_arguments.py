@@ -1,5 +1,7 @@
 """How command lines name an environment: `ENV_ID key=value ...`."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any

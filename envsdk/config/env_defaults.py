@@ -1,5 +1,7 @@
 """What a tag leaves out and its environment knows: the limit of turns and the system prompt."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """The keys of environments, typed: tags, and the managers that play them."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self

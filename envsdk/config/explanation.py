@@ -1,5 +1,7 @@
 """What a configuration says in full, where each value comes from, and what follows from it."""
 
+from __future__ import annotations
+
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

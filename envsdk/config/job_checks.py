@@ -1,5 +1,7 @@
 """Checks of the keys of a job whose trainer and explorers are programs of their own."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from envsdk.base.settings.nearest import suggest

@@ -1,5 +1,7 @@
 """The keys of a job whose trainer and explorers are programs of their own."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated, Literal
 

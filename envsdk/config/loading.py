@@ -7,6 +7,8 @@ OmegaConf merges and interpolates; nothing is executed. Every key remembers wher
 for error messages and for `explain`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy

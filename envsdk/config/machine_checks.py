@@ -1,5 +1,7 @@
 """What a run needs and this machine does not have: the model, packages, devices, memory."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

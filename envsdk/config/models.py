@@ -9,6 +9,8 @@ Strict: `"8"` is no integer and `true` is no number. An unknown key is an error 
 against what it declares.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -10,6 +10,8 @@ Unknown keys in `training_args` and `strategy_config` are then refused before an
 `--explain` shows the plug-in's defaults. The module named should import quickly.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,7 @@
 """Prompts and judges for the tiny policy, where the file's own are not on this machine."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

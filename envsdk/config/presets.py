@@ -1,5 +1,7 @@
 """Settings that replace those of a file: `tiny` runs any file on the tiny policy, on a CPU."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

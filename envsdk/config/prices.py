@@ -1,5 +1,7 @@
 """`prices`: what tokens and machines cost."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 from pydantic import Field

@@ -1,5 +1,7 @@
 """`list(range(0,4))`, read without being executed."""
 
+from __future__ import annotations
+
 import re
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The keys of the section `ray`: which Ray a run uses, and where its processes go on a cluster."""
 
+from __future__ import annotations
+
 import re
 from typing import Annotated, Literal
 

@@ -1,5 +1,7 @@
 """Reads a file and those it extends, and remembers where each key was written."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path

@@ -3,6 +3,8 @@
 `envsdk explain --keys` prints it, and the site has it as a page.
 """
 
+from __future__ import annotations
+
 import contextlib
 import types
 import typing

@@ -8,6 +8,8 @@ an episode of one turn. From there on the run is like any other. A key that the 
 a file may say itself how many environments play, or mix domains with other tags.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy

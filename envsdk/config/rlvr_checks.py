@@ -1,5 +1,7 @@
 """Checks of the keys of prompts with verifiable rewards."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The keys of prompts with verifiable rewards, typed. `rlvr.py` says what follows from them."""
 
+from __future__ import annotations
+
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt

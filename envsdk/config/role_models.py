@@ -1,5 +1,7 @@
 """The keys of the three roles, typed: the policy that learns, the one that plays, and the frozen one."""
 
+from __future__ import annotations
+
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt

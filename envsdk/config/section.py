@@ -1,5 +1,7 @@
 """What the sections of the YAML file share."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,5 +1,7 @@
 """What must be there when a run starts, and need not be to read its file: `--explain` works without it."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any

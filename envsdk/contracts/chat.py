@@ -15,6 +15,8 @@ give its text, the log equals the tokens of the complete conversation.
 Needs only `tokenizers` and `jinja2`: workers that play episodes never load transformers.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -1,5 +1,7 @@
 """The environment contract: `TextEnv`, `AsyncTextEnv`, and the `EnvSpec` that registers one."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

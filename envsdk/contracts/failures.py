@@ -6,6 +6,8 @@ concerns the run (a wrong key, a full disk) is an `EnvsdkError`. Its message say
 what to do; a command prints only that message and exits with `exit_code`.
 """
 
+from __future__ import annotations
+
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field

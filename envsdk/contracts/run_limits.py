@@ -3,6 +3,8 @@
 The configuration shows these numbers and the ledger enforces them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from fractions import Fraction

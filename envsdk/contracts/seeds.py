@@ -1,5 +1,7 @@
 """Seeds by stable hash: the same task has the same seed on every machine and in every run order."""
 
+from __future__ import annotations
+
 import hashlib
 
 

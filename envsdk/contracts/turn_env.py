@@ -1,5 +1,7 @@
 """`TurnEnv`: a `TextEnv` that keeps the contract, so that its author writes the rules alone."""
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import string

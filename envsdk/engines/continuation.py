@@ -5,6 +5,8 @@
 Every token keeps the log-probability and the version it was sampled with.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

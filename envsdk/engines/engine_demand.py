@@ -7,6 +7,8 @@ on end no request waits and the open requests, run on one engine fewer, would fi
 remaining engines' places and of their KV caches.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

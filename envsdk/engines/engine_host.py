@@ -3,6 +3,8 @@
 EnvWorker: InferenceProxy -> RayLink ==long poll==> EngineHost -> Engine
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Callable, Sequence

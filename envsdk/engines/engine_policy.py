@@ -1,5 +1,7 @@
 """EnginePolicy: plays turns with a language model behind an InferenceProxy."""
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import os

@@ -7,6 +7,8 @@ update:  prepare (while replies are sampled) -> swap -> the next tokens carry th
 engine = EngineFront(core, name="mine", sequence_length=4096)
 """
 
+from __future__ import annotations
+
 import asyncio
 import heapq
 import itertools

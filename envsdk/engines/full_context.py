@@ -4,6 +4,8 @@ Servers of the OpenAI protocol name a code or only use words: those of OpenAI, v
 xAI, the compatible endpoints of Anthropic and Google, and of proxies before them.
 """
 
+from __future__ import annotations
+
 import re
 
 _STATUSES = frozenset({400, 413, 422})

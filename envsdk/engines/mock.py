@@ -11,6 +11,8 @@ Everything drawn (reply, latency, failure, hang) depends on the request's seed a
         "failure": {"rate": 0.01}, "hang_rate": 0.001}))
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import math

@@ -5,6 +5,8 @@
 An engine does not report by itself: a turn costs one dictionary entry, and nothing per token.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

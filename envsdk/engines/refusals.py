@@ -1,5 +1,7 @@
 """Why a request cannot run on any engine with a given context length and abilities. Pure."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from envsdk.contracts.trajectory import FinishReason

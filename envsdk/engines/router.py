@@ -21,6 +21,8 @@ room again.
 loaded one would run it at once, and does not hold up those that can run elsewhere.
 """
 
+from __future__ import annotations
+
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass

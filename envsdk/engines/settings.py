@@ -1,5 +1,7 @@
 """The base of engines' settings, and the key that an engine's server may ask for."""
 
+from __future__ import annotations
+
 import os
 from typing import Any, ClassVar
 

@@ -1,5 +1,7 @@
 """Pure: JSON, also between fixed texts, in the words of the libraries that hold replies to it."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

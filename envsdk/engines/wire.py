@@ -4,6 +4,8 @@ Pickling a thousand small arrays one by one costs more than sampling them with a
 rows of plain values and a few flat arrays cost next to nothing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

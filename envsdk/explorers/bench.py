@@ -6,6 +6,8 @@ The tasks and their sampling are those of a single program's evaluations. A vers
 before this program came to it is left out, which it says.
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 import time

@@ -4,6 +4,8 @@ A `BatchSource`: groups come from the buffer, weights go to the programs that re
 also written into the run's folder, where viewer and data-set tools find it.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import Counter

@@ -1,5 +1,7 @@
 """Which published versions `mode: bench` evaluates. Pure."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

@@ -8,6 +8,8 @@ It ends when the trainer has finished, with an error when that has been gone for
 asked to: what it plays is then handed back.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 import uuid

@@ -4,6 +4,8 @@ Paths, worker counts, engines and deadlines may differ from machine to machine: 
 counts, of prompt data only the rows.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,6 +3,8 @@
 join -> (view every third of a lease)* -> leave
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,6 +3,8 @@
 opened -> (look -> fetch? -> changed)* -> close
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace

@@ -6,6 +6,8 @@ Weights are loaded while requests are answered: replies under way go on with the
 last version is served on.
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 import time

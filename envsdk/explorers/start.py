@@ -3,6 +3,8 @@
 run(load_config("agentic_explorer.yaml"))
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 from contextlib import ExitStack

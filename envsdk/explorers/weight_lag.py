@@ -1,5 +1,7 @@
 """Which explorers do not have the weights that were published long ago. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 

@@ -3,6 +3,8 @@
 Outlets travel to the rank's process; `take` runs there.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterable

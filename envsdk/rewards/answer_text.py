@@ -1,5 +1,7 @@
 """Pure: which part of a response is the answer."""
 
+from __future__ import annotations
+
 _END_OF_THINKING = "</think>"
 
 NO_SPACES = "぀-ヿ㐀-鿿가-힣"

@@ -6,6 +6,8 @@ denied one ("not 5"). All are linear in the length of the text.
     find_answer("2 + 2 = 4, so the answer is $4$.", Extraction())   # Found("4", "answer_is")
 """
 
+from __future__ import annotations
+
 import re
 from collections import deque
 from collections.abc import Iterator

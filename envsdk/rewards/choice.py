@@ -1,5 +1,7 @@
 """The `choice` reward: multiple choice, by letter or by the text of an option."""
 
+from __future__ import annotations
+
 import json
 import re
 import unicodedata

@@ -1,5 +1,7 @@
 """The `countdown` reward: reach a target with given numbers, each used once, by + - * / and parentheses."""
 
+from __future__ import annotations
+
 import ast
 import json
 import operator

@@ -1,5 +1,7 @@
 """Pure: whether a text takes back the answer that stands in it, by lists of known words near the answer."""
 
+from __future__ import annotations
+
 import re
 
 _AROUND = 60

@@ -1,5 +1,7 @@
 """The `exact` reward: the response, or the answer found in it, is the row's `ground_truth` to the letter."""
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -7,6 +7,8 @@ A row names its instructions in one of three ways:
     ground_truth: '[{"instruction_id": ["punctuation:no_comma"], "kwargs": [null]}]'  open-instruct's rows
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

@@ -9,6 +9,8 @@ have an instruction and count differently, each keeps its own count: `at least 3
 `exactly 3`.
 """
 
+from __future__ import annotations
+
 import inspect
 import json
 import re

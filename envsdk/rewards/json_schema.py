@@ -3,6 +3,8 @@
 The JSON is the last fenced block that parses, else the whole answer, else the last object or list in it.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -7,6 +7,8 @@ judge:
   prompt: match
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

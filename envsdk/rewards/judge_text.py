@@ -5,6 +5,8 @@ digest of the response itself, which it cannot contain, its chat markup is broke
 from what the judge wrote after its last quotation of that fence.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math

@@ -1,5 +1,7 @@
 """Reward functions by name, with their settings checked."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping
 from typing import Any

@@ -4,6 +4,8 @@ Plain numbers are compared as fractions within microseconds; math-verify parses 
 without its time limits, which need signals: the worker's deadline stands for them.
 """
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Mapping

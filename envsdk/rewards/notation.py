@@ -5,6 +5,8 @@ quantity("{1,234} \\text{cm}")                         # Quantity(value="1,234",
 number("2\\frac{3}{4}")                                # Fraction(11, 4)
 """
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ A request holds the sample, and the answer is the reward; `verdict`, `correct` a
     {"value": 1.0, "verdict": "12 is right", "correct": true, "parts": {"accuracy": 1.0}}
 """
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

@@ -5,6 +5,8 @@ cache.put(key, "YES")
 cache.get(key)          # "YES", also in another process that uses the file
 """
 
+from __future__ import annotations
+
 import sqlite3
 from collections import OrderedDict
 from contextlib import suppress

@@ -13,6 +13,8 @@ Its constructor takes the settings that stand beside `worker_cls` in the YAML fi
 declare them as a pydantic model, `Args`, and then gets one instance of it.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

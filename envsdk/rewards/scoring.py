@@ -4,6 +4,8 @@ scoring = score_rows({"world_size": 4}, RewardOptions.of(name="math", file="rows
 scoring.total.num_right
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os

@@ -5,6 +5,8 @@ asked -> scored
   |-> unavailable after the last retry: the same, and once more about the response before it is at fault
 """
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import random

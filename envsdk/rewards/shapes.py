@@ -5,6 +5,8 @@ shape_of("x = \\pm 3")   # Shape("list", ("3", "-3"), names=("x", "x"))
 shape_of("\\sqrt{2}")    # Shape("one", ("\\sqrt{2}",))
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Rewards for the form of a response: `format`, `length` and `repetition`. They are parts of a `sum`."""
 
+from __future__ import annotations
+
 import re
 from typing import Literal, Self
 

@@ -1,5 +1,7 @@
 """The `tool_calls` reward: the response makes the calls of the row's `ground_truth`, and no others."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections import Counter

@@ -6,6 +6,8 @@ parts:
   form: {worker_cls: format, weight: 0.1}
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Self

@@ -5,6 +5,8 @@
 `PlayedBatches` plays them in the same run; `envsdk.explorers.BufferedBatches` takes them from the buffer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Turn rollouts into a trainer's batch. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

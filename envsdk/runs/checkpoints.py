@@ -9,6 +9,8 @@ Face folder, and `run.json`. The ledger with the data cursor is in there and in 
 batches N, N+1, ... that are already on disk, in order, and then new ones.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -6,6 +6,8 @@ newest weights and joins the workers; their number follows the load where it may
              the last one cannot come back -> `failed` has its error
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence

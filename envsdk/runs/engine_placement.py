@@ -3,6 +3,8 @@
 device_bundle -> (Ray places one bundle per accelerator) -> rank_places -> engine_places. Pure.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,6 +5,8 @@
 It takes the place of that program (`ray_runtime`), of which nothing can be relied on any more.
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 

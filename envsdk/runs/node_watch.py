@@ -4,6 +4,8 @@ A node is drained by `ray drain-node`, by an autoscaler, and by SIGTERM to its `
 nothing there any more; what runs there goes on until the machine is taken away.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping

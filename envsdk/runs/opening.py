@@ -1,5 +1,7 @@
 """What a run begins with, or continues with: its folder for itself, its model, its configuration on disk."""
 
+from __future__ import annotations
+
 import atexit
 import gc
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """`PlayedBatches`: the batches of a run, those on disk first; what a run and `Rollouts` have in common."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

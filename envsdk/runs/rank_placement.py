@@ -3,6 +3,8 @@
 rank_resources -> (Ray places one bundle per rank) -> rank_places
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Shell: room for processes in the cluster, reserved as a Ray placement group."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Mapping, Sequence

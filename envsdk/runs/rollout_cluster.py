@@ -6,6 +6,8 @@ Whatever is waited for, the end of the engines is waited for too: when the last 
 ends with its error instead of a silent wait.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager

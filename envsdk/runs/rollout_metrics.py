@@ -1,5 +1,7 @@
 """Metrics of one batch of rollouts. Pure."""
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,5 +1,7 @@
 """What `Rollouts.state()` gives, as far as it is checked when rollouts continue from it. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

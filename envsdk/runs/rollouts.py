@@ -13,6 +13,8 @@ before it is given out. `state()` says which batches were given out: a program t
 weights that learned from them continues exactly there, after any kill.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time

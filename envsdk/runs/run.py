@@ -3,6 +3,8 @@
 run(load_config("agentic_async.yaml"))
 """
 
+from __future__ import annotations
+
 import asyncio
 import signal
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """The end of a run: close its processes and files, and sum it up for the console."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping
 

@@ -4,6 +4,8 @@ folder = RunFolder.open(config)
 folder.first_step, folder.batches
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 from collections.abc import Mapping

@@ -3,6 +3,8 @@
 origin.json in the run's folder: written when the run begins, compared each time it is continued
 """
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The report of each step: metrics to the trackers, a line to the display, spans to the timeline."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Iterator, Mapping

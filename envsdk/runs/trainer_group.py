@@ -7,6 +7,8 @@ Every call goes to all ranks in the same order, and rank 0's answer counts. A ca
 that fails, with that rank's error: the others, which wait for it, are ended.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import re

@@ -1,5 +1,7 @@
 """Shell: one rank of a trainer in a Ray actor, so that training and generation overlap."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """The trainers of a run: the policy that learns, and the reference model where a KL term asks for one."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

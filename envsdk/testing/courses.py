@@ -7,6 +7,8 @@ Whatever an environment raises or returns against its contract becomes a `Fault`
 AssertionError that says which call it was. A call that does not return raises `NeverReturned` instead.
 """
 
+from __future__ import annotations
+
 import copy
 import time
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Plays courses in a process of its own: a pickled job comes on stdin, pickled answers go to stdout."""
 
+from __future__ import annotations
+
 import os
 import pickle
 import sys

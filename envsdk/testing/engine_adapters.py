@@ -1,5 +1,7 @@
 """The part of the conformance suite about LoRA adapters."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

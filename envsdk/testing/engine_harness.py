@@ -1,5 +1,7 @@
 """What the tests of every engine stand on: how an engine is made and run, and what requests look like."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import fields

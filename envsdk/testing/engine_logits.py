@@ -1,5 +1,7 @@
 """The part of the conformance suite about logit biases, likeliest tokens and scored prompts."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

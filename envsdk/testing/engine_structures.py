@@ -1,5 +1,7 @@
 """The part of the conformance suite about replies that are held to a structure, and a tokenizer for it."""
 
+from __future__ import annotations
+
 import json
 import re
 import string

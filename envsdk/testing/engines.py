@@ -13,6 +13,8 @@ tokens must take it at least `long_reply_s`, so that a test can interrupt a repl
 `make_engine`.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress

@@ -3,6 +3,8 @@
 Needs the extra `envsdk[testing]` and torch. Shapes: N tokens of several sequences.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar

@@ -6,6 +6,8 @@ It is named on the command line (or under `pytest_plugins` in a conftest.py) rat
 point: pytest would then import it, and envsdk with it, in every project of the same environment.
 """
 
+from __future__ import annotations
+
 import unittest
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A failing check as a Python script that its reader can run: each call, and what it answered."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from collections.abc import Callable, Mapping

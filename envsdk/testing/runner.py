@@ -11,6 +11,8 @@ All checks are tried with one set of examples, and those that only look at cours
 check that fails is then searched by itself, so that its example is shrunk to the least that shows the fault.
 """
 
+from __future__ import annotations
+
 import math
 import time
 import unittest

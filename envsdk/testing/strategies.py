@@ -1,5 +1,7 @@
 """Hypothesis strategies: seeds, replies, scripts, histories and configurations of an environment."""
 
+from __future__ import annotations
+
 import inspect
 import typing
 from collections.abc import Callable

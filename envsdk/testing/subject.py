@@ -1,5 +1,7 @@
 """What is under test: an environment by id, dotted name, spec, class or factory, and what to expect of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self

@@ -1,5 +1,7 @@
 """`TextEnvSuite`: the checks as tests that pytest collects."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self

@@ -9,6 +9,8 @@ waiting for a lock or a child. It cannot interrupt C code that does not come bac
 Windows, and when checks do not run in the main thread, calls are not limited.
 """
 
+from __future__ import annotations
+
 import signal
 import sysconfig
 import threading

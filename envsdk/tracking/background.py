@@ -3,6 +3,8 @@
 open (waits START_PATIENCE_S at most) -> calls, queued -> close (waits CLOSE_PATIENCE_S at most)
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections import deque

@@ -3,6 +3,8 @@
 open_trackers(["jsonl", "wandb"], run_dir, {"wandb": {"mode": "offline"}})
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

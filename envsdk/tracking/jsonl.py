@@ -3,6 +3,8 @@
 {"step": 3, "time_unix_s": 1767225600.5, "reward/mean": 0.41, ...}
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator, Mapping

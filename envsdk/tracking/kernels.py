@@ -1,5 +1,7 @@
 """`kernels.json` in a run's folder: the kernels that its trainers took, in words."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

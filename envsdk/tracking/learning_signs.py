@@ -5,6 +5,8 @@ for row in metrics:
     notes += signs.step(row)         # each sign is reported once
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

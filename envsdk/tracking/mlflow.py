@@ -1,5 +1,7 @@
 """MLflow, by its own client."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """What trackers of services know of a run: name, settings, and the service's run that it continues."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,7 @@
 """`tracker_args`: the settings of each tracker. Keys of services come from the environment."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt

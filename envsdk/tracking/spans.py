@@ -9,6 +9,8 @@ The conventions are all in development: the names here are those of release CONV
 under `envsdk.`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """TensorBoard event files, by TensorBoard's own writer: neither torch nor TensorFlow is needed."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -11,6 +11,8 @@ returns; a killed process leaves an array without its closing bracket, which vie
             trainer.train_step(batch)
 """
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Iterator

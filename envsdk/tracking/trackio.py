@@ -1,5 +1,7 @@
 """Trackio, by its own package: files of this machine, or a Space of Hugging Face."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self

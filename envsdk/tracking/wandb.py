@@ -1,5 +1,7 @@
 """Weights & Biases, by its own package."""
 
+from __future__ import annotations
+
 import uuid
 from collections.abc import Mapping
 from pathlib import Path

@@ -9,6 +9,8 @@ printed and then from a cookie. Other sites cannot reach it by a name of their o
 the address that is served. The page may load nothing from elsewhere and runs no script but its own.
 """
 
+from __future__ import annotations
+
 import hmac
 import time
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 A column with a `head` is shown in the list, in the order in which they stand here.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """A source as one HTML file: the same pages, with a sample of its trajectories. A run's report is one."""
 
+from __future__ import annotations
+
 import tempfile
 import time
 from collections.abc import Mapping

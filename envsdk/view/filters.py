@@ -6,6 +6,8 @@
 `assets/filters.js` does the same on the trajectories of an exported page.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

@@ -11,6 +11,8 @@ stay in their files; a row holds the position.
     index.search(Filter(tag="Sokoban", success="no", limit=20))
 """
 
+from __future__ import annotations
+
 import sqlite3
 import time
 import zlib

@@ -1,5 +1,7 @@
 """The page: one HTML file with the package's own style and scripts, linked or included."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """The programs of a job, read from its buffer, as JSON-ready values."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The rows of the index, read column by column from a trajectory file."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Pure: the state of a run, its headlines and its curves, as JSON-ready values."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

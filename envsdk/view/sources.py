@@ -7,6 +7,8 @@ A run is what `envsdk train` leaves behind; a data set is any folder with Parque
 trajectories (`envsdk collect`, `envsdk serve --out`, or `write_trajectories` of your own).
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re

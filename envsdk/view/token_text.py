@@ -4,6 +4,8 @@ A character may take several tokens, and the text of a token may depend on its n
 so each token is decoded together with those right before it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

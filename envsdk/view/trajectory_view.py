@@ -3,6 +3,8 @@
 Texts are plain text: pages insert them as text, never as markup.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import statistics

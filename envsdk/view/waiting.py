@@ -6,6 +6,8 @@ cause is the first of publication, validation and training that is running; when
 is the environments.
 """
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence

@@ -8,6 +8,8 @@ all, and the next update forms a group of the survivors. By gloo from main memor
 from card to card, where each member has one of its own; the sender's bytes leave once, engines pass them on.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time

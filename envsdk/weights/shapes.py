@@ -1,5 +1,7 @@
 """Check names and shapes of weights against the model's, for arrays and tensors. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,6 +6,8 @@ The memory has no name in the file system (memfd): the last process that has it 
 process ends.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 from dataclasses import dataclass

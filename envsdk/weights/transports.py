@@ -7,6 +7,8 @@ hands the engine a view), their address (shared memory, CUDA IPC), or the group 
 NCCL). Buckets of CUDA IPC and NCCL lie in memory of a device, all others in main memory.
 """
 
+from __future__ import annotations
+
 import os
 from collections import Counter
 from collections.abc import Mapping

@@ -7,6 +7,8 @@ An engine that dies is left out and the others go on. A trainer that fails leave
 weights and the version they had.
 """
 
+from __future__ import annotations
+
 import time
 import uuid
 from collections import deque

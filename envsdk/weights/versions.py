@@ -7,6 +7,8 @@ One trainer writes, any number of programs read. A folder may vanish under its r
 `VersionGone` and takes the newest. What was held stays, because links keep the files.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json

@@ -3,6 +3,8 @@
 A run that does not fail the ones that must fail and pass the ones that must pass is not believed.
 """
 
+from __future__ import annotations
+
 import random
 import re
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,7 @@
 """What grading one patch says."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

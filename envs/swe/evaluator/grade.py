@@ -4,6 +4,8 @@ strip -> start(base tree + sealed tests, read-only) -> git apply -> run tests ->
                        ended by a limit -> gold patch again -> 0, or infrastructure
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Mapping, Sequence

@@ -6,6 +6,8 @@
 A test that imports such a module keeps it from being source.
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath

@@ -6,6 +6,8 @@ be sealed at all. A patch may use such means no more than the original file does
 too. It is a list of known means: a rewarded patch of such a task is worth a look all the same.
 """
 
+from __future__ import annotations
+
 import ast
 import re
 from collections import Counter

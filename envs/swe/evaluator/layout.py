@@ -1,5 +1,7 @@
 """Which files grading lays, read-only, over the patched tree."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil

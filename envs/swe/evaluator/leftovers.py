@@ -5,6 +5,8 @@ An agent leaves scripts, data, builds and environments in the repository. Few an
 and stay. What is left out is never held against the patch.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -6,6 +6,8 @@ a patch is ended by a limit -> the gold patch again, under the same limit
     it does not: the machine is to blame, and the sample is masked
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from weakref import WeakKeyDictionary

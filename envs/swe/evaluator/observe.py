@@ -1,5 +1,7 @@
 """Running a task's tests on its base tree without judging: how tasks are made and recorded."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Mapping, Sequence
 

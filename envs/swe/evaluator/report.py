@@ -1,5 +1,7 @@
 """What a test run wrote, and whether it can be believed."""
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """One run of a task's tests in a sandbox, under the evaluator's own configuration."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import random

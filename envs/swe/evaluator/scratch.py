@@ -3,6 +3,8 @@
 first use: sweep, hold a folder -> a run's folder inside it -> deleted ... -> exit: all of it deleted
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import os

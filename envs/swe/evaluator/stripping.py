@@ -6,6 +6,8 @@ repository.
 Bounded in time and memory whatever the text; it uses a core meanwhile, so call it in a thread.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,7 @@
 """One run of a task's tests over a patch, in a sandbox of its own."""
 
+from __future__ import annotations
+
 import asyncio
 import secrets
 from pathlib import Path

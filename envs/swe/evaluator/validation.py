@@ -3,6 +3,8 @@
 no copy of the solution in sight -> gold patch resolves it -> empty patch does not
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """`python -m envsdk.envs.swe.grade PREDICTIONS --tasks FILE --out DIR`."""
 
+from __future__ import annotations
+
 import asyncio
 import sys
 from pathlib import Path

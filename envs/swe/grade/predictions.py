@@ -1,5 +1,7 @@
 """Patches to grade: SWE-bench's predictions, a folder of patches, one patch, or the tasks' own."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

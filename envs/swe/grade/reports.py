@@ -1,5 +1,7 @@
 """Reports in the form of SWE-bench's evaluation (its `schema_version` 2)."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`python -m envsdk.envs.swe.make_tasks --package humanize==4.17.0 --out DIR`."""
 
+from __future__ import annotations
+
 import asyncio
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What the unchanged tests of a package do: which are stable, how long they take, which lines they run."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self

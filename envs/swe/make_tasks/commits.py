@@ -3,6 +3,8 @@
 commit --> parent (base), source part (gold patch), test part (test patch), message (issue)
 """
 
+from __future__ import annotations
+
 import re
 import subprocess
 from collections.abc import Iterator, Sequence

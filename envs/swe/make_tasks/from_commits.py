@@ -5,6 +5,8 @@
 What is decided about a commit is kept: the same command resumes where another was stopped.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os

@@ -1,5 +1,7 @@
 """The decision about each mutation, line by line: a run that was killed resumes where it stopped."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path

@@ -5,6 +5,8 @@
 Found in the syntax tree and made in the text, so that comments and layout stay.
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 pip download -> unpack -> tree (source and tests) + site (what the tests import besides)
 """
 
+from __future__ import annotations
+
 import email
 import re
 import shutil

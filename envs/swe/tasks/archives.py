@@ -1,5 +1,7 @@
 """Unpacking of archives that others have made."""
 
+from __future__ import annotations
+
 import subprocess
 from pathlib import Path
 

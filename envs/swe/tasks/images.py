@@ -1,5 +1,7 @@
 """What a sandbox of a task starts from."""
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

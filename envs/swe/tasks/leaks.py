@@ -1,5 +1,7 @@
 """Whether a sandbox shows the answer: copies of the solved source elsewhere on the disk."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import io

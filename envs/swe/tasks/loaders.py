@@ -9,6 +9,8 @@ The fields of a row decide its kind:
     otherwise           SWE-bench, SWE-Gym and what is made like them (`images`)
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -6,6 +6,8 @@
 `render` writes nothing that `parse` did not understand, so that what was checked is what is applied.
 """
 
+from __future__ import annotations
+
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,5 +1,7 @@
 """`python -m envsdk.envs.swe.tasks.record`: run the shipped repositories and write `outcomes.json` anew."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from dataclasses import replace

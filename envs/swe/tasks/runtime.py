@@ -4,6 +4,8 @@ envsdk's own virtual environment is not shown inside: it holds the answers of th
 packages that tasks are made of.
 """
 
+from __future__ import annotations
+
 import compileall
 import hashlib
 import json

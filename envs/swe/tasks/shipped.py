@@ -5,6 +5,8 @@ repositories/NAME.toml      [[tasks]]: the issue, the edits that plant the bug, 
 repositories/outcomes.json  recorded: the tests of each repository, and which of them each bug fails
 """
 
+from __future__ import annotations
+
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

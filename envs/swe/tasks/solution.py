@@ -1,5 +1,7 @@
 """The files of a patch before and after it."""
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Mapping
 from functools import lru_cache

@@ -9,6 +9,8 @@ pytest's node ids (`tests/test_a.py::TestB::test_c[1]`); with another runner als
 them: `test_c (tests.test_a.TestB)`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,6 +4,8 @@ base tree       the repository as the agent gets it: hidden tests gone, one comm
 hidden tests    the test and configuration files that grading lays over it, read-only
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil

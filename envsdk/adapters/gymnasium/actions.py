@@ -1,5 +1,7 @@
 """Replies as actions of Gymnasium's spaces."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Sequence

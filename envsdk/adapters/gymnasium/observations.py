@@ -1,5 +1,7 @@
 """Observations of Gymnasium as text: renderings for terminals, and values of spaces."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

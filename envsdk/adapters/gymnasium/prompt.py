@@ -1,5 +1,7 @@
 """The system prompt for a Gymnasium environment: its documentation, its drawing and its actions."""
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Mapping, Sequence

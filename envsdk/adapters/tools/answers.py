@@ -7,6 +7,8 @@
 Calls are written as Hermes and Qwen write them. What is wrong with a call is an answer, never an exception.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,6 +9,8 @@
 The schema of a Python function is read off its annotations, by pydantic.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 import typing

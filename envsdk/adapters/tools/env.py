@@ -1,5 +1,7 @@
 """`ToolUseEnv`: any environment, with tools that the policy may call between its moves."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 

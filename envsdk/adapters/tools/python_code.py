@@ -1,5 +1,7 @@
 """A tool that runs Python programs in a sandbox: `envsdk.adapters.tools.python_code:execute_python_code`."""
 
+from __future__ import annotations
+
 import asyncio
 from typing import Annotated
 

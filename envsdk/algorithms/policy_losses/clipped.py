@@ -3,6 +3,8 @@
 Below, A is a token's advantage and clip(x) = clip(x, 1 - low, 1 + high). Tensors are `[N]`.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

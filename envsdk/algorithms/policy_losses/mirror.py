@@ -3,6 +3,8 @@
 Below, A is a token's advantage. Tensors are `[N]`.
 """
 
+from __future__ import annotations
+
 import torch
 
 from envsdk.algorithms.args import AlgorithmArgs

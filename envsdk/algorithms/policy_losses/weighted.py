@@ -3,6 +3,8 @@
 Below, A is a token's advantage, sg() takes the gradient away. Tensors are `[N]`.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import torch

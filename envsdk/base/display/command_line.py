@@ -4,6 +4,8 @@ Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (Ctrl-C), 141 the r
 No failed run exits 0.
 """
 
+from __future__ import annotations
+
 import errno
 import functools
 import logging

@@ -1,5 +1,7 @@
 """Tables, colors and progress of `rich`, for text of somebody else's (see `envsdk.base.display.terminal`)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Live progress of episodes that are played: a bar on a terminal, a line now and then elsewhere."""
 
+from __future__ import annotations
+
 import sys
 import time
 from typing import Self

@@ -1,5 +1,7 @@
 """Live progress of an explorer: a line now and then, and one for each change."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -8,6 +8,8 @@
 Names, types, defaults, ranges and help come from the model; `command`'s docstring is the text above them.
 """
 
+from __future__ import annotations
+
 import inspect
 import types
 import typing

@@ -8,6 +8,8 @@ with ProgressDisplay("my-run", max_steps=100) as display:
     display.step(StepSummary.from_metrics(metrics, step=0, max_steps=100, eta_s=420.0))
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Mapping, Sequence

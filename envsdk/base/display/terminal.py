@@ -5,6 +5,8 @@ set its title, clear it, write the clipboard, or show text in another order than
 by their codes instead.
 """
 
+from __future__ import annotations
+
 import re
 import sys
 from typing import TextIO

@@ -13,6 +13,8 @@ Calls are numbered because they may overtake each other (Ray's asynchronous acto
 Only the newest call receives items, so items arrive in the order they were sent.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable

@@ -3,6 +3,8 @@
 created -> start (its port is known) -> serving -> close
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import resource

@@ -4,6 +4,8 @@ except ACTOR_DIED as error:
     say(f"the engine died: {reason_of_death(error)}")
 """
 
+from __future__ import annotations
+
 import asyncio
 import re
 from collections.abc import Mapping

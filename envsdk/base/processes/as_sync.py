@@ -6,6 +6,8 @@
 The calling thread waits for each call. Works inside a running event loop too, which stands still meanwhile.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import threading

@@ -6,6 +6,8 @@ It waits from any thread, also while another loop runs, as in a notebook. An eng
 still there in the next.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import threading

@@ -1,5 +1,7 @@
 """How much CPU this process uses, and its machine."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 

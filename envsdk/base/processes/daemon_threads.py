@@ -7,6 +7,8 @@
 `ThreadPoolExecutor` has a fixed number of threads, which hung calls use up, and a program's end waits for it.
 """
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import Callable

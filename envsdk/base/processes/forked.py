@@ -9,6 +9,8 @@ second of imports. It also finds the processes that a dead one leaves behind: or
 processes end, too.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import gc

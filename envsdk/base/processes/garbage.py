@@ -6,6 +6,8 @@ counts. `collect_rarely` makes searches rare; `collect_when_grown` adds one when
 cycles of an environment may hold large arrays.
 """
 
+from __future__ import annotations
+
 import asyncio
 import gc
 

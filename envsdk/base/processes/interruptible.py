@@ -3,6 +3,8 @@
 model = await interruptible(make_policy, config)      # cancelled: the call gets a ThreadInterrupted
 """
 
+from __future__ import annotations
+
 import asyncio
 import ctypes
 import threading

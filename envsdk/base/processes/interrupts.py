@@ -4,6 +4,8 @@ with noticing_ctrl_c(is_in_foreign_code):      # in the main thread, where signa
     env.step(...)                              # `raise KeyboardInterrupt` here fails the environment only
 """
 
+from __future__ import annotations
+
 import signal
 import threading
 from collections.abc import Callable, Iterator

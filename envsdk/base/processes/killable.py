@@ -6,6 +6,8 @@
 The owner decides how long an answer may take, and ends the process that is late.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import pickle

@@ -1,5 +1,7 @@
 """Ends processes together with their descendants."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import multiprocessing

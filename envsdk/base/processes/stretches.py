@@ -1,5 +1,7 @@
 """What a coroutine does between two awaits: there it has the event loop for itself."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any

@@ -1,5 +1,7 @@
 """Packages that only some of envsdk needs, and the extras of `pip install` that bring them."""
 
+from __future__ import annotations
+
 from importlib.util import find_spec
 
 from envsdk.contracts.failures import ConfigurationError

@@ -4,6 +4,8 @@ They count what grows with the model and with the work: weights, gradients, opti
 keys and values. What a runtime takes for itself (CUDA's context, workspaces, fragmentation) is extra.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

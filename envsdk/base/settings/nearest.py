@@ -1,5 +1,7 @@
 """Hints for an unknown name."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from difflib import get_close_matches
 

@@ -1,5 +1,7 @@
 """A problem of a configuration, and the message that lists several."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

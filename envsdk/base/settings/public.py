@@ -9,6 +9,8 @@ import of the package does not load torch or Ray before a name needs them. The r
 docs/python-api.md.
 """
 
+from __future__ import annotations
+
 import ast
 import sys
 import warnings

@@ -1,5 +1,7 @@
 """The base of settings: typed, immutable, no unknown keys."""
 
+from __future__ import annotations
+
 from pydantic import BaseModel, ConfigDict
 
 

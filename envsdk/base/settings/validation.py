@@ -1,5 +1,7 @@
 """Turns a pydantic error into problems that a person can act on."""
 
+from __future__ import annotations
+
 import re
 import types
 import typing

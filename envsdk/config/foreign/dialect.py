@@ -1,5 +1,7 @@
 """A project whose files are translated, and which of the projects a file is of."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

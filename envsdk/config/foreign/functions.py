@@ -3,6 +3,8 @@
 Each is called with the value, its `Place`, and the arguments that the row gives.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

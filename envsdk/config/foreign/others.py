@@ -1,5 +1,7 @@
 """Files of projects that are not translated: recognized, and answered with where their names stand."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 

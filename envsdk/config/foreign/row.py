@@ -1,5 +1,7 @@
 """One row of a table of another project's keys, and the place of a key in its file."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

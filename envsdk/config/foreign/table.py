@@ -21,6 +21,8 @@ A function is named as `module:function` in the dialect's package, or as `functi
 `foreign/functions.py`; a list adds arguments. It is called with the value, its `Place` and these arguments.
 """
 
+from __future__ import annotations
+
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,5 +1,7 @@
 """Apply another project's table to a file."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field

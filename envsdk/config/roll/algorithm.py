@@ -1,5 +1,7 @@
 """ROLL's keys of the algorithm as values of ours."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

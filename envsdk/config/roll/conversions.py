@@ -1,5 +1,7 @@
 """Values of ROLL's keys as values of ours."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """ROLL's keys of environments (`custom_envs`) as values of ours."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from typing import Any

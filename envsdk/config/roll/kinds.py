@@ -1,5 +1,7 @@
 """Which files are ROLL's, and which of them envsdk has no pipeline for."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

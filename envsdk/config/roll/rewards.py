@@ -1,5 +1,7 @@
 """ROLL's keys of rewards as values of ours."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Conversions of Trinity's `algorithm` section."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Conversions of Trinity's other sections."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Which files are Trinity-RFT's, and which of them envsdk has no way to run."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Conversions of Trinity's task sets: files, columns, sampling, and the sizes that follow from them."""
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -1,5 +1,7 @@
 """Trinity's workflows and reward functions, and what becomes of each: `workflows.toml`."""
 
+from __future__ import annotations
+
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum

@@ -3,6 +3,8 @@
 bearer token -> body within its limit -> handler -> JSON, or server-sent events
 """
 
+from __future__ import annotations
+
 import asyncio
 import hmac
 import logging

@@ -1,5 +1,7 @@
 """Pure: replies as OpenAI's JSON, whole or in chunks."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

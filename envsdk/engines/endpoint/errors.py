@@ -1,5 +1,7 @@
 """Errors for requests that cannot be answered, in OpenAI's error format."""
 
+from __future__ import annotations
+
 from typing import Any
 
 

@@ -1,5 +1,7 @@
 """Pure: the messages of a conversation, as clients send them and as chat templates read them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -6,6 +6,8 @@ with SessionRecorder(Path("played"), model_name="policy") as recorder:
 part-00000.parquet  part-00001.parquet ...      read by `envsdk.base.store.trajectories.read_trajectories`
 """
 
+from __future__ import annotations
+
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path

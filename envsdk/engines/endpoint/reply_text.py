@@ -6,6 +6,8 @@ The pieces put together are the text of all tokens, whole characters at a time; 
 a stop string or the start of a tool call is held back.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 from envsdk.engines.endpoint.tool_calls import CLOSING, end_of_first_call

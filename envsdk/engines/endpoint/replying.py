@@ -1,5 +1,7 @@
 """Shell: replies that are sampled at the same time, as one answer or as a stream of server-sent events."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Pure: how a reply is sampled, from what the client asks for and what the session allows."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -10,6 +10,8 @@
 Without TLS: bind it to other interfaces than loopback only inside a network you trust.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,6 +5,8 @@ Let me look.<tool_call>
 </tool_call>
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Pure: an ended session as trajectories, in the format that training and data sets share."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

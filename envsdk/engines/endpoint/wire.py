@@ -7,6 +7,8 @@ What never changes a reply is ignored, and counted (`SamplingFields.ignored`): c
 asked of them, and repeat whole messages.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence

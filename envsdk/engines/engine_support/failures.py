@@ -1,5 +1,7 @@
 """Pure: failures between an engine and its server, and how long to wait before a retry."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any

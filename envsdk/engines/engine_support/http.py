@@ -1,5 +1,7 @@
 """Shell: what an HTTP client of a server needs besides the requests themselves."""
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import json

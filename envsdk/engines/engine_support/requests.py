@@ -1,5 +1,7 @@
 """Pure: structures and changes of logits in a server's words."""
 
+from __future__ import annotations
+
 import json
 import re
 from typing import Any

@@ -1,5 +1,7 @@
 """Settings of an engine whose program has arguments of its own."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import ClassVar, Self

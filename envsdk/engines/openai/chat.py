@@ -6,6 +6,8 @@ token. The `openai` engine does that, with servers that return token ids.
     endpoint = ChatEndpoint(base_url="http://127.0.0.1:8000/v1", model="qwen", generating=settings)
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,6 +10,8 @@ For collecting and evaluating: weights cannot be loaded. Tokens go and come as i
         "base_url": "http://127.0.0.1:8000/v1", "model": "Qwen/Qwen3-0.6B"}))
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import random

@@ -1,5 +1,7 @@
 """Settings of the `openai` engine."""
 
+from __future__ import annotations
+
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator

@@ -5,6 +5,8 @@ The fields are those of OpenAI's completions with vLLM's additions `return_token
 is never read.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """What a program printed or returned against what is expected; pure."""
 
+from __future__ import annotations
+
 import math
 import re
 from typing import Any

@@ -1,5 +1,7 @@
 """The program in a response; pure."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from envsdk.rewards.answer_text import after_thinking

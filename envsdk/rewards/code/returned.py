@@ -4,6 +4,8 @@ The program may have written the text itself. Reading it takes time and memory i
 whatever it says.
 """
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

@@ -6,6 +6,8 @@ What the program does to itself or to its sandbox is a wrong answer. RewardError
 that can be used, or the sandbox failed.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 from collections.abc import Mapping

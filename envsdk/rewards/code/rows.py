@@ -5,6 +5,8 @@ Rows of ROLL (`case_type`, `test_cases`), KodCode (`test`), HumanEval (`test`, `
 (`public_test_cases`), and verl (`ground_truth` with `inputs` and `outputs` in JSON).
 """
 
+from __future__ import annotations
+
 import ast
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """Runs one program in a sandbox of its own, and counts what it passes."""
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import binascii

@@ -6,6 +6,8 @@
 No prompt is in both splits.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -8,6 +8,8 @@ openai/gsm8k  my_data_set/  a data set of Hugging Face by name or folder, where 
 generated:arithmetic_train  made on this machine
 """
 
+from __future__ import annotations
+
 import glob
 import gzip
 import hashlib

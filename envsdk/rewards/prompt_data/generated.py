@@ -10,6 +10,8 @@ and the same with `_val`. Rows are in ROLL's format. `solution` is a response th
 are responses with one slip: the warm start of the tiny policy imitates both.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

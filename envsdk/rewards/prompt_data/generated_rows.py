@@ -1,5 +1,7 @@
 """What generated rows have in common: ROLL's format, and the split by the prompt."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import random

@@ -6,6 +6,8 @@ An index is made once per file and way of reading, and kept in the cache folder.
 path, size and time of change: a file that changes has another one.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

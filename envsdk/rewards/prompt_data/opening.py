@@ -1,5 +1,7 @@
 """Opens prompt data: rows by number, read from their files one at a time."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections import Counter

@@ -4,6 +4,8 @@ prompts = open_prompts(PromptSource(files=["data/math.jsonl"], tags=["deepmath_1
 prompts[17].messages       # [{"role": "user", "content": "What is 2 + 2?"}]
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -9,6 +9,8 @@ verl        prompt (a chat), reward_model {ground_truth}, data_source
 ToolACE     system conversations tools answer
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence

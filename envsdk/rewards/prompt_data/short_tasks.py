@@ -7,6 +7,8 @@
 No prompt is in both splits.
 """
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """What every backend asks of an image's binds before it starts anything."""
 
+from __future__ import annotations
+
 from pathlib import PurePosixPath
 
 from envsdk.contracts.failures import ConfigurationError

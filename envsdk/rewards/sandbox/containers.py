@@ -5,6 +5,8 @@ container:  run (detached, only waits) -> exec ... exec -> rm
                                        -> its program died: the next program's sweep deletes it
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json

@@ -19,6 +19,8 @@ one sandbox run one after another; those of different sandboxes run at once, as 
 slots for.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,6 +4,8 @@ Copying and decoding hold Python's global lock for as long as one call takes. So
 thread that does them lets the event loop run in between.
 """
 
+from __future__ import annotations
+
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass, field

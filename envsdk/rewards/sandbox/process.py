@@ -9,6 +9,8 @@ machine's own first process does not, as in a container without an init. So this
 such launchers run, and buries those whose handles it holds; it asks for no other child.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import ctypes

@@ -4,6 +4,8 @@ A container has a first process that only waits. Each command is a shell of its 
 script on standard input; when it ends, it kills whatever else is running.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import re

@@ -1,5 +1,7 @@
 """Shell scripts that read, write and compare files inside a sandbox, with the system's own tools."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Settings of the backends."""
 
+from __future__ import annotations
+
 import os
 import tempfile
 from collections.abc import Mapping

@@ -5,6 +5,8 @@
 A backend says how it runs a script, and how files are kept and come back.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import os

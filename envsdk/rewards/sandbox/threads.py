@@ -1,5 +1,7 @@
 """Calls that take long or wait for a disk, in a thread: one event loop serves many episodes."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import Callable

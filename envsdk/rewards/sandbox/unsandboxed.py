@@ -1,5 +1,7 @@
 """The `unsandboxed` backend: commands run as this user, in a copy of the tree. It protects from nothing."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging

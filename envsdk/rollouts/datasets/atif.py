@@ -1,5 +1,7 @@
 """ATIF on disk: the export format `atif`, and files of documents as episodes; see `atif_documents`."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

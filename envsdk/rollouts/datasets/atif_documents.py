@@ -10,6 +10,8 @@ trajectory of ours comes back as it was. Documents of others are read as far as 
 Specification: RFC 0001 of harbor-framework/harbor, version 1.7 (April 2026). Version 1.8 adds audio alone.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Mapping, Sequence

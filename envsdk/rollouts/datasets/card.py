@@ -1,5 +1,7 @@
 """Pure: the card of a data set, `README.md`, with front matter as the Hugging Face hub reads it."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping

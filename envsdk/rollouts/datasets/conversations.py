@@ -6,6 +6,8 @@
 Holds one row group of a file at a time.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,5 +1,7 @@
 """Pure: the first difference between a replayed episode and its record."""
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -8,6 +8,8 @@
 Each step can be killed and done again; what is done is not repeated.
 """
 
+from __future__ import annotations
+
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -15,6 +15,8 @@ by its name under the entry-point group `envsdk.export_formats`, or as `package.
 After a kill a format is complete or absent; the same command writes it again.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -5,6 +5,8 @@ for trajectory in dataset.episodes():
     dataset.tags[trajectory.task.tag].messages(trajectory.turns)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -5,6 +5,8 @@
 After a kill the same command resumes; at most one file is scored again.
 """
 
+from __future__ import annotations
+
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

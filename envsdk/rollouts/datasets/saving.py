@@ -1,5 +1,7 @@
 """Episodes in memory as a data set on disk, like one of `envsdk collect`: what `Trajectories.save` writes."""
 
+from __future__ import annotations
+
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

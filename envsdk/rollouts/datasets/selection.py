@@ -7,6 +7,8 @@ seen = Deduplicator(Duplicates.EPISODE)
 seen.is_new(trajectory)                 # False for the second of its kind
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,5 +1,7 @@
 """Pure: from tool calls in the texts of a conversation to messages with `tool_calls`, as OpenAI's API."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """Advantages of episodes in memory, by the code that training uses."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,7 @@
 """Token logs as arrays for a trainer of one's own: `Trajectories.to_arrays` documents them. Pure NumPy."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 

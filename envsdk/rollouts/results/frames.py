@@ -1,5 +1,7 @@
 """Episodes or turns as the rows of a table, and episodes as rows to learn from. Pure Arrow."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args

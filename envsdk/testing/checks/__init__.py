@@ -10,6 +10,8 @@ met. What it takes besides the subject says how it is run:
 A check raises NotApplicable when it has nothing to say about this subject.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """What a class declares by overriding it, it can do: legal actions, state hashes, pairs."""
 
+from __future__ import annotations
+
 from envsdk.base.processes.as_sync import SyncEnv
 from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, TextEnv
 from envsdk.testing.checks import NotApplicable, check

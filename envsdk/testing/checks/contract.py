@@ -1,5 +1,7 @@
 """The shapes and types that everybody else relies on."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import pickle

@@ -1,5 +1,7 @@
 """What happens at the end of an episode, and after it."""
 
+from __future__ import annotations
+
 from gymnasium.error import ResetNeeded
 
 from envsdk.testing.checks import NotApplicable, check

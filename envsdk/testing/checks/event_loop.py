@@ -1,5 +1,7 @@
 """An asynchronous environment shares its event loop with the other episodes of a worker."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from typing import Any

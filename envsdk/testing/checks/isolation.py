@@ -1,5 +1,7 @@
 """Instances share nothing, and leave the process as they found it."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import io

@@ -1,5 +1,7 @@
 """`oracle`: a player that solves every task, and changes nothing by being asked."""
 
+from __future__ import annotations
+
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Script, ask, assert_same, choose_reply, play_from, reset, short, step
 from envsdk.testing.subject import Subject

@@ -1,5 +1,7 @@
 """Nothing piles up, and calls return within the limits of the spec."""
 
+from __future__ import annotations
+
 import gc
 import os
 import tempfile

@@ -1,5 +1,7 @@
 """Rewards are numbers that training can use, and solving a task pays."""
 
+from __future__ import annotations
+
 import math
 
 from envsdk.testing.checks import NotApplicable, check

@@ -1,5 +1,7 @@
 """Episodes can be repeated: everything follows from the seed."""
 
+from __future__ import annotations
+
 import pickle
 import random
 from typing import Any

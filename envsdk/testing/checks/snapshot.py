@@ -1,5 +1,7 @@
 """`snapshot` and `restore`: all of the state, and nothing but a copy of it."""
 
+from __future__ import annotations
+
 import pickle
 from typing import Any
 

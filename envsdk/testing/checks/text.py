@@ -1,5 +1,7 @@
 """Text in, text out, whatever the text is."""
 
+from __future__ import annotations
+
 from envsdk.testing.checks import check
 from envsdk.testing.courses import Course, Script, Turn, ask, play_from, reset, short, step
 from envsdk.testing.strategies import AWKWARD_REPLIES

@@ -5,6 +5,8 @@ rows = plan.explore()
 best(rows)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,5 +1,7 @@
 """A plan as an SVG: throughput and idle shares over the split of the devices. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files

@@ -4,6 +4,8 @@ The time of a reply is fitted to its turns, its tokens and the load of the engin
 the fit leaves over stays with each episode as a factor. The other times are means over the run's steps.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """A plan's rows as a table. Pure."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from envsdk.view.planning.candidates import Row, best, cost_per_million

@@ -1,5 +1,7 @@
 """The file that `envsdk plan` reads: a plan of its own, or the configuration of a run."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -9,6 +9,8 @@ What a run does besides (processes, messages, files) costs nothing here, unless 
     prediction.step_s
 """
 
+from __future__ import annotations
+
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -4,6 +4,8 @@ Every draw is a function of the task, the member, the attempt and the turn, so t
 the same episodes draw the same durations.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The assertions of a test file, by what they compare."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

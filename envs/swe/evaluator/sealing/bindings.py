@@ -1,5 +1,7 @@
 """The names of a test file, what they are bound to, and where they are read."""
 
+from __future__ import annotations
+
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

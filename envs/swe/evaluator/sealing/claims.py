@@ -1,5 +1,7 @@
 """What the seal knows of the assertions of a test file, and how they are named."""
 
+from __future__ import annotations
+
 import ast
 import hashlib
 import random

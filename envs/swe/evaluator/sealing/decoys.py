@@ -11,6 +11,8 @@
 Decoys have the shapes of the blocks of their file: how many statements, a name, what is asked of the name.
 """
 
+from __future__ import annotations
+
 import ast
 import builtins
 import copy

@@ -35,6 +35,8 @@ becomes
         _sealed.claim("4", width(text), seen)
 """
 
+from __future__ import annotations
+
 import ast
 import copy
 from collections.abc import Callable, Iterator, Set

@@ -1,5 +1,7 @@
 """What a seal says of the claims of a run. Pure; claims are an untrusted process's, and are only compared."""
 
+from __future__ import annotations
+
 import builtins
 import json
 from collections.abc import Mapping, Sequence

@@ -9,6 +9,8 @@ those send, the seal keeps. A rewritten file is Python's own rendering of the sy
 docstrings are gone.
 """
 
+from __future__ import annotations
+
 import ast
 import copy
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,6 +6,8 @@ plain gold, full gold (tells what is expected) --> full gold again, with variant
 What gold does not confirm stays as it was: first a claim, then a function, then a file, then the task.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import json

@@ -13,6 +13,8 @@ What holds for several claims is guessed once, and then which claim it holds for
 inputs and names mostly tell which is raised and where; their texts count.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 import math

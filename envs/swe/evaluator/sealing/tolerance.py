@@ -8,6 +8,8 @@ A base tree is weighed by what its tests see, not by the line that makes them im
 keeps a test from its end: a patch that solves nothing adds these, too.
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path

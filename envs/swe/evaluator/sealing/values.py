@@ -17,6 +17,8 @@ nothing that the process chose, and a malformed value equals nothing.
     opaque                      anything else: its class
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

@@ -7,6 +7,8 @@ Each member of a window could have been the original with the same chance: block
 other is in as many windows of its block. So neither size, place, digits nor words tell it.
 """
 
+from __future__ import annotations
+
 import ast
 import random
 import re

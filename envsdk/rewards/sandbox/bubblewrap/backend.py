@@ -1,5 +1,7 @@
 """The `bubblewrap` backend."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging

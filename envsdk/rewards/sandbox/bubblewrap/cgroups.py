@@ -4,6 +4,8 @@ With one, the kernel counts all memory of a sandbox, page cache of `/dev/shm` an
 within it. Without, `watch` counts what processes hold, a few times a second.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import logging

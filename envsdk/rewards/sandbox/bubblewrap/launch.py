@@ -8,6 +8,8 @@ they belong. Each step replaces the one before, so there are two processes in al
 the first process inside.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

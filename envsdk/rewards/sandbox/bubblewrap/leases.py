@@ -9,6 +9,8 @@ free -> held -> released (deleted)
              -> orphaned (the holder died) -> swept at the next start
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import logging

@@ -5,6 +5,8 @@
 An idle sandbox holds no process, no mount and no memory.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import os

@@ -5,6 +5,8 @@ the kernel's AF_ALG), the caller's keyrings, the kernel's most attacked interfac
 into a terminal.
 """
 
+from __future__ import annotations
+
 import errno
 import struct
 from collections.abc import Mapping, Sequence

@@ -10,6 +10,8 @@ A snapshot closes the last layer and puts an empty one on top, so it costs no co
 the layers of then. Where the kernel refuses overlayfs, CopiedState holds a plain copy of the tree instead.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import shutil

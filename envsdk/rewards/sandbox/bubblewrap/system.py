@@ -1,5 +1,7 @@
 """The parts of this machine that a sandbox shows: its read-only system, and an interpreter."""
 
+from __future__ import annotations
+
 import functools
 import os
 import re

@@ -4,6 +4,8 @@ One task per backend, which runs only while commands do. Reading happens in a th
 never waits for a disk.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
