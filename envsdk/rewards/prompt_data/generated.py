@@ -4,9 +4,11 @@
     generated:programs_train        tag programs                `code`
     generated:instructions_train    tag instructions            `ifeval`
     generated:questions_train       tag questions               `exact`
+    generated:english_sums_train    tags easy, medium, hard     `math`
 
 and the same with `_val`. Rows are in ROLL's format. `solution` is a response that is right, and `mistakes`
-are responses with one slip: the warm start of the tiny policy imitates both.
+are responses with one slip: the warm start of the tiny policy imitates both. `english_sums` has neither: it
+is for models that can read.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
+from envsdk.rewards.prompt_data.english_sums import english_sum_rows
 from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
 
 SCHEME = "generated:"
@@ -34,6 +37,8 @@ FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "instructions_val": partial(instruction_rows, "val"),
     "questions_train": partial(question_rows, "train"),
     "questions_val": partial(question_rows, "val"),
+    "english_sums_train": partial(english_sum_rows, "train", 400),
+    "english_sums_val": partial(english_sum_rows, "val", 100),
 }
 """Name -> its rows."""
 

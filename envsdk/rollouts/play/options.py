@@ -158,7 +158,7 @@ class TaskOptions(Options):
     or else keys of the run, such as sequence_length=512."""
     num_episodes: Annotated[Count | None, Option("--episodes", "-n")] = 100
     """Episodes, over all tags."""
-    samples_per_task: Annotated[Count, Option("--samples-per-task", "-k")] = 1
+    samples_per_task: Annotated[Count | None, Option("--samples-per-task", "-k")] = 1
     """Episodes of each task; their sampling differs."""
     policy: str = "oracle"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
