@@ -59,7 +59,12 @@ class EvaluationLog:
         for plan in there:
             for position, trajectory in enumerate(iter_trajectories(folder / plan.file_name)):
                 self._read(plan.first_position + position, trajectory)
-        for trajectory in self._appended():
+        stamp = SCHEMA.with_metadata({"envsdk.collection": manifest.fingerprint})
+        appended, end = appended_episodes(self._episodes.read(), stamp)
+        self._episodes.truncate(end)
+        if not end:
+            self._episodes.append(stamp.serialize().to_pybytes())
+        for trajectory in appended:
             # Ids are made of positions.
             self._read(int(trajectory.trajectory_id.rpartition("-")[2]), trajectory)
 
@@ -93,24 +98,23 @@ class EvaluationLog:
             self.manifest.shards[plan.number] = record_shard(self._folder, plan, Tally.of(played))
             self.manifest.save(self._folder)
 
-    def _appended(self) -> Iterator[Trajectory]:
-        """The episodes in `.episodes`, from which an incomplete one at its end is removed."""
-        stamp = SCHEMA.with_metadata({"envsdk.collection": self.manifest.fingerprint})
-        content = self._episodes.read()
-        reader = pa.BufferReader(content)
-        end = 0
-        try:
-            if content and pa.ipc.read_schema(reader).equals(stamp, check_metadata=True):
+
+def appended_episodes(content: bytes, stamp: pa.Schema) -> tuple[list[Trajectory], int]:
+    """The episodes in `content` and the end of the last one; 0 where it does not begin with the stamp.
+
+    What follows the last complete episode, such as one that a killed process was writing, is left out.
+    """
+    reader, episodes, end = pa.BufferReader(content), list[Trajectory](), 0
+    try:
+        if content and pa.ipc.read_schema(reader).equals(stamp, check_metadata=True):
+            end = reader.tell()
+            while end < len(content):
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), SCHEMA)
+                episodes += from_record_batch(batch)
                 end = reader.tell()
-                while end < len(content):
-                    batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), SCHEMA)
-                    yield from from_record_batch(batch)
-                    end = reader.tell()
-        except (pa.ArrowException, EOFError, OSError):
-            pass
-        self._episodes.truncate(end)
-        if not end:
-            self._episodes.append(stamp.serialize().to_pybytes())
+    except (pa.ArrowException, EOFError, OSError):
+        pass
+    return episodes, end
 
 
 @contextmanager

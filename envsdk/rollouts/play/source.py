@@ -100,7 +100,7 @@ def resolve_source(
     hint = (
         f"did you mean `{candidates[match]}`?"
         if match
-        else suggest(name, (*evaluations, *known), known="known names")
+        else suggest(name, evaluations or known, known="what is registered")
     )
     kind, listing = ("evaluation and no ", "`envsdk eval --list` and ") if evaluations else ("", "")
     raise ConfigurationError(
