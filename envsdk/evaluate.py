@@ -38,7 +38,7 @@ from envsdk.rollouts.play.eval_spec import (
 from envsdk.rollouts.play.evaluation import EvaluateOptions, Evaluation
 from envsdk.rollouts.play.model import find_model_folder
 from envsdk.rollouts.play.own_policies import form_or_name
-from envsdk.rollouts.play.pass_at_k import PairedDifference, shown_ks
+from envsdk.rollouts.play.pass_at_k import shown_ks
 from envsdk.rollouts.play.rollout_arguments import own_environment
 from envsdk.tracking.learning_signs import no_action_read
 from envsdk.trainers.warm_start import make_tiny_policy
@@ -148,7 +148,9 @@ def command(options: CommandOptions) -> None:
         raise Interrupted("interrupted: the same command continues where it stopped") from None
     _print(played)
     if json_file is not None:
-        write_json_atomically(json_file, _to_json(played))
+        found = [each.to_json(_baseline(each, played)) for each in played]
+        several = {"format": "envsdk.evaluations/1", "evaluations": found}
+        write_json_atomically(json_file, found[0] if len(found) == 1 else several)
     failed = [each for each in played if not each.total.num_scored]
     problems = [
         f"all {each.total.num_episodes} episodes failed: {each.total.describe_failures()}" for each in failed
@@ -193,8 +195,6 @@ def _print(played: Sequence[Evaluation]) -> None:
     console.print(results_table(*played))
     if any(each.samples_per_task > 1 for each in played):
         console.print(passes_table(*played))
-    if differences := _differences(played):
-        console.print(differences_table(differences))
     for each in played:
         name = f"{each.name}: " if len(played) > 1 else ""
         if each.total.num_failed and each.total.num_scored:
@@ -211,63 +211,21 @@ def _console() -> Console:
     return TerminalConsole(width=None if sys.stdout.isatty() else 240)
 
 
-def _to_json(played: Sequence[Evaluation]) -> dict[str, Any]:
-    if len(played) == 1:
-        return played[0].to_json()
-    return {
-        "format": "envsdk.evaluations/1",
-        "evaluations": [each.to_json() for each in played],
-        "differences": [
-            {"evaluation": each.name, "model": model, "baseline": baseline, **found.to_json()}
-            for each, model, baseline, found in _differences(played)
-        ],
-    }
+def _baseline(each: Evaluation, played: Sequence[Evaluation]) -> Evaluation:
+    """The same evaluation under the first model."""
+    return next(other for other in played if other.name == each.name)
 
 
 def _players(played: Sequence[Evaluation]) -> list[str]:
-    """Short names of the policies or models, different ones for different folders."""
-    models = [each.config["model"] or {} for each in played]
-    folders = [str(model["folder"]) for model in models if "folder" in model]
-    several = len(set(folders)) > 1
-    return [
-        os.path.relpath(model["folder"], os.path.commonpath(folders)) if several else each.config["policy"]
-        for each, model in zip(played, models, strict=True)
-    ]
-
-
-def _differences(played: Sequence[Evaluation]) -> list[tuple[Evaluation, str, str, PairedDifference]]:
-    """Each evaluation under each model after the first, and its difference to the first."""
-    first: dict[str, tuple[Evaluation, str]] = {}
-    found = []
-    for each, player in zip(played, _players(played), strict=True):
-        baseline, its_player = first.setdefault(each.name, (each, player))
-        if baseline is not each and (difference := each.against(baseline)) is not None:
-            found.append((each, player, its_player, difference))
-    return found
-
-
-def differences_table(found: Sequence[tuple[Evaluation, str, str, PairedDifference]]) -> Table:
-    """Differences between models on the same tasks."""
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for header in ("evaluation", "model", "against"):
-        table.add_column(header, overflow="fold")
-    for header in ("tasks", "difference", "95% interval"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for each, player, baseline, difference in found:
-        low, high = (100 * bound for bound in difference.interval)
-        table.add_row(
-            each.name,
-            player,
-            baseline,
-            str(difference.num_tasks),
-            f"{100 * difference.mean:+.1f} points",
-            f"{low:+.1f} to {high:+.1f}",
-        )
-    return table
+    """Policies or, where there are several models, short names of their folders."""
+    folders = [str((each.config["model"] or {}).get("folder", "")) for each in played]
+    if len(set(folders)) == 1:
+        return [each.config["policy"] for each in played]
+    return [os.path.relpath(folder, os.path.commonpath(folders)) for folder in folders]
 
 
 def _labelled(table: Table, played: Sequence[Evaluation]) -> list[list[str]]:
-    """Adds columns for what differs between evaluations; returns their cells for each."""
+    """Adds columns for what differs between evaluations and for tags; returns the former's cells for each."""
     columns = {"evaluation": [each.name for each in played], "model": _players(played)}
     shown = {header: cells for header, cells in columns.items() if len(set(cells)) > 1}
     for header in (*shown, "tag"):
@@ -276,7 +234,10 @@ def _labelled(table: Table, played: Sequence[Evaluation]) -> list[list[str]]:
 
 
 def results_table(*played: Evaluation) -> Table:
-    """Results by evaluation, model and tag, with a total where there are several tags."""
+    """Results by evaluation, model and tag, with a total where there are several tags.
+
+    Where there are several models, the total is compared with the first one's, task by task.
+    """
     config = played[0].config
     table = Table(
         title=f"{config['policy']}, split {config['split']}, seed {config['seed']}",
@@ -287,13 +248,19 @@ def results_table(*played: Evaluation) -> Table:
     labels = _labelled(table, played)
     for header in ("episodes", "success", "95% interval", "reward", "turns", "failed"):
         table.add_column(header, justify="right", no_wrap=True)
+    if any(_baseline(each, played) is not each for each in played):
+        table.add_column("points more", justify="right", no_wrap=True)
     for each, label in zip(played, labels, strict=True):
         by_tag = each.by_tag
+        difference = each.against(_baseline(each, played))
+        more = "" if difference is None or _baseline(each, played) is each else str(difference)
         for tag, tally in by_tag.items():
-            table.add_row(*label, tag, *_row(tally, _interval(each, tally, tag)))
+            cells = _row(tally, _interval(each, tally, tag))
+            table.add_row(*label, tag, *cells, *([more] if more and len(by_tag) == 1 else []))
         if len(by_tag) > 1:
             table.add_section()
-            table.add_row(*label, "all", *_row(each.total, _interval(each, each.total, None)))
+            cells = _row(each.total, _interval(each, each.total, None))
+            table.add_row(*label, "all", *cells, *([more] if more else []))
         table.add_section()
     return table
 

@@ -78,7 +78,7 @@ def evaluations_named(name: str, *, reward: str | None = None) -> list[EvalSpec]
         return [registered_evaluation(name)]
     if not (match := re.fullmatch(r"(.+\.ya?ml)(?::(.+))?", name)):
         return []
-    found = {each.name: each for each in _in_file(Path(match[1]))}
+    found = {each.name: each for each in evaluations_in(Path(match[1]))}
     if match[2] is None:
         return list(found.values())
     if match[2] not in found:
@@ -102,7 +102,7 @@ def _of_prompts(file: str, reward: str) -> EvalSpec:
     return EvalSpec(name=name, custom_envs={name: tag})
 
 
-def _in_file(path: Path) -> list[EvalSpec]:
+def evaluations_in(path: Path) -> list[EvalSpec]:
     """The evaluations that a YAML file defines; none where it has no key `evals`."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None

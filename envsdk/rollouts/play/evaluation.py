@@ -71,7 +71,7 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """Of the evaluation, the environment or the file."""
+        """The evaluation, environment or file that was played."""
         return str(self.config["evaluation"]["name"])
 
     @property
@@ -91,16 +91,12 @@ class Evaluation:
         )
 
     def against(self, baseline: Evaluation) -> PairedDifference | None:
-        """How much more often tasks are solved than by `baseline`, over the tasks that both played.
+        """How much more often the same tasks are solved than by `baseline`.
 
-        None when there is no such task, or when seeds or environments differ.
+        None when none has an outcome under both, or when other tasks were played.
         """
-
-        def tasks_of(config: Mapping[str, Any]) -> Any:
-            tags = {tag: (each["env_type"], each["env_config"]) for tag, each in config["tags"].items()}
-            return config["seed"], config["split"], config["prompts"], tags
-
-        if tasks_of(self.config) != tasks_of(baseline.config):
+        ours, theirs = ([(each.task, each.seed) for each in run.trajectories] for run in (self, baseline))
+        if ours != theirs or self.config["prompts"] != baseline.config["prompts"]:
             return None
         return paired_difference(outcomes_by_task(self.trajectories), outcomes_by_task(baseline.trajectories))
 
@@ -122,14 +118,16 @@ class Evaluation:
     def total(self) -> Tally:
         return Tally.of(self.trajectories)
 
-    def to_json(self) -> dict[str, Any]:
-        """What `envsdk evaluate --json` writes."""
+    def to_json(self, baseline: Evaluation | None = None) -> dict[str, Any]:
+        """What `envsdk evaluate --json` writes, with the difference to another evaluation."""
+        difference = None if baseline is None or baseline is self else self.against(baseline)
         return {
             "format": FORMAT,
             "created_at": utc_now(),
             "log": None if self.log is None else str(self.log),
             "config": self.config,
             "versions": self.versions,
+            **({"difference": difference.to_json()} if difference else {}),
             "total": {**_scores(self.total), **self._passes(None)},
             "by_tag": {tag: {**_scores(tally), **self._passes(tag)} for tag, tally in self.by_tag.items()},
             "episodes": [_episode(trajectory) for trajectory in self.trajectories],
@@ -234,11 +232,8 @@ def evaluate(
     tasks = dict(chain.from_iterable(plan.tasks() for plan in plans))
     versions = package_versions(with_model=player.model is not None)
     folder = options.out or (None if logs is None else logs / _log_name(source.name, options, config))
-    with (
-        nullcontext()
-        if folder is None
-        else log_in(folder, config, plans, versions=versions, command=command) as log
-    ):
+    opened = log_in(folder, config, plans, versions=versions, command=command) if folder else nullcontext()
+    with opened as log:
         ended = {} if log is None else log.played
         if on_start is not None:
             on_start(len(ended), len(tasks))
@@ -255,7 +250,7 @@ def evaluate(
 
         to_play = {position: task for position, task in tasks.items() if position not in ended}
         if to_play and supervised and player.may_hang and form is None:
-            shares = [_Tasks(player, to_play, samples, with_tokens=log is not None)]
+            shares = [_Tasks(player, to_play, samples)]
             play_supervised(shares, lambda ended: on_trajectory(*ended))
         elif to_play:
             player.play(to_play.items(), on_trajectory, group_size=samples)
@@ -291,7 +286,7 @@ def _spec_of(options: EvaluateOptions) -> EvalSpec | None:
 
 
 def _content(config: RunConfig, tags: Iterable[str], policy: str) -> dict[str, Any]:
-    """Digests of the code of environments, rewards and policy, and of the prompts that are asked, by tag."""
+    """Digests of the code of environments, rewards and policy, and of each tag's prompts."""
     played = {tag: config.custom_envs[tag] for tag in tags}
     classes = [environment_class(environment_spec(each.env_type)) for each in played.values()]
     return {
@@ -305,23 +300,19 @@ def _content(config: RunConfig, tags: Iterable[str], policy: str) -> dict[str, A
 
 
 def _log_name(name: str, options: EvaluateOptions, config: Mapping[str, Any]) -> str:
-    """Of a log's folder: what is played, by whom, and a digest of all that decides the episodes."""
+    """The name of a log's folder: what is played, by whom, and a digest of all that decides the episodes."""
     who = options.policy if options.model is None else options.model.name
-    parts = (short_name(name) or Path(name).stem, who)
-    readable = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", part) for part in parts)
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{short_name(name) or Path(name).stem}-{who}")
     return f"{readable}-{fingerprint(config)[:8]}"
 
 
 class _Tasks(Share[tuple[int, Trajectory]]):
     """An evaluation's tasks by position, for a process that plays them."""
 
-    def __init__(
-        self, player: Player, tasks: dict[int, Task], samples_per_task: int, *, with_tokens: bool
-    ) -> None:
+    def __init__(self, player: Player, tasks: dict[int, Task], samples_per_task: int) -> None:
         self._player = player
         self._tasks = tasks
         self._samples_per_task = samples_per_task
-        self._with_tokens = with_tokens
 
     @property
     def num_environments(self) -> int:
@@ -330,9 +321,7 @@ class _Tasks(Share[tuple[int, Trajectory]]):
     def play(self, send: Callable[[tuple[int, Trajectory]], None]) -> None:
         self._player.play(
             self._tasks.items(),
-            lambda position, ended: send(
-                (position, ended if self._with_tokens else replace(ended, tokens=None))
-            ),
+            lambda position, ended: send((position, ended)),
             group_size=self._samples_per_task,
         )
 
@@ -340,9 +329,7 @@ class _Tasks(Share[tuple[int, Trajectory]]):
         del self._tasks[event[0]]
 
     def isolated(self) -> _Tasks:
-        return _Tasks(
-            self._player.isolated(), self._tasks, self._samples_per_task, with_tokens=self._with_tokens
-        )
+        return _Tasks(self._player.isolated(), self._tasks, self._samples_per_task)
 
 
 def _scores(tally: Tally) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class PlayOptions(Options):
     )
     """Further fields of every request; null leaves one out that would be sent."""
     concurrency: Count | None = None
-    """Episodes at the same time in each process."""
+    """Episodes at the same time in each process; what suits policy and environments when absent."""
     retries: Annotated[int, at_least(0)] = 0
     """How often a task is played again whose episode failed."""
     limits: RateLimits = RateLimits()

@@ -87,6 +87,10 @@ class PairedDifference:
     num_tasks: int
     """Tasks with an outcome under both."""
 
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+
     def to_json(self) -> dict[str, Any]:
         return {"mean": self.mean, "mean_95": list(self.interval), "tasks": self.num_tasks}
 
