@@ -181,6 +181,8 @@ def _list(names: Sequence[str]) -> None:
     """Print the evaluations of files, or all registered ones."""
     if names:
         specs = [spec for name in names for spec in evaluations_named(name)]
+        if not specs:
+            raise ConfigurationError(f"--list: {', '.join(names)}: there is no evaluation")
     else:
         specs = [registered_evaluation(name) for name in plugin_names(ENTRY_POINT_GROUP)]
     table = Table("name", "version", "tags", "about", box=rich.box.SIMPLE_HEAD, pad_edge=False)

@@ -191,6 +191,7 @@ def test_a_yaml_file_defines_evaluations_which_are_played_together(run_here: Run
         ("", "qqqqq", "sokoban"),
         ("", "sums nproc=3", "evaluation sums reads no `nproc=3`"),
         ("", "--seed 1", "name an evaluation"),
+        ("", "--list qqqqq", "--list: qqqqq: there is no evaluation"),
         ("", "sums --model nowhere", "--model: there is no folder nowhere"),
         ("", "sokoban qqqqq --policy oracle", "no environment 'qqqqq'"),
     ],

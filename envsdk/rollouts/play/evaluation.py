@@ -177,7 +177,7 @@ class EvaluateOptions(TaskOptions):
     val_env_manager when absent."""
     options: PlayOptions = _PlayOptions()
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
-    """Folder of the log, with every episode; continued if it is there."""
+    """Folder of the log, which has every episode, or of several logs; continued if it is there."""
     json_file: Annotated[Path | None, Option("--json", metavar="FILE")] = None
     """Write the results, episode by episode, to FILE."""
 
