@@ -151,12 +151,14 @@ def command(options: CommandOptions) -> None:
         found = [each.to_json(_baseline(each, played)) for each in played]
         several = {"format": "envsdk.evaluations/1", "evaluations": found}
         write_json_atomically(json_file, found[0] if len(found) == 1 else several)
-    failed = [each for each in played if not each.total.num_scored]
     problems = [
-        f"all {each.total.num_episodes} episodes failed: {each.total.describe_failures()}" for each in failed
-    ] + [each.problem for each in played if each not in failed and each.problem]
-    if problems:
-        raise RolloutStalled("\n".join(problems))
+        each.problem
+        if each.total.num_scored
+        else f"all {each.total.num_episodes} episodes failed: {each.total.describe_failures()}"
+        for each in played
+    ]
+    if any(problems):
+        raise RolloutStalled("\n".join(filter(None, problems)))
 
 
 def _play(options: EvaluateOptions, spec: EvalSpec | None, out: Path | None, *, is_only: bool) -> Evaluation:
