@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EvalSpec", "EvaluateOptions", "Evaluation", "evaluate"]
 
-
 LOGS = Path("evaluations")
 """Folder of the logs of `envsdk eval`."""
 
