@@ -48,7 +48,7 @@ _COMMANDS = {
     "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
     "eval": (
         "envsdk.evaluate",
-        "Play evaluations by name and print a table of results; `--list` shows them.",
+        "Play evaluations by name and print a table of results.",
     ),
     "evaluate": ("envsdk.evaluate", "The same as `eval`."),
     "replay": ("envsdk.replay", "Play a data set again, or give it other rewards."),
