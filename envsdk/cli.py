@@ -45,7 +45,11 @@ _FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_int
 _COMMANDS = {
     "train": ("envsdk.train", "Train a policy: `envsdk train agentic_async.yaml`."),
     "collect": ("envsdk.collect", "Play episodes with no trainer and write them as a data set."),
-    "evaluate": ("envsdk.evaluate", "Play a frozen task list and print a table of results."),
+    "eval": (
+        "envsdk.evaluate",
+        "Play evaluations by name and print a table of results.",
+    ),
+    "evaluate": ("envsdk.evaluate", "The same as `eval`."),
     "replay": ("envsdk.replay", "Play a data set again, or give it other rewards."),
     "replay-run": (
         "envsdk.rollouts.play.replay_run",

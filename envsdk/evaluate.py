@@ -1,30 +1,42 @@
-"""`envsdk evaluate ENV_OR_YAML`: play a frozen task list, print a table, write JSON.
+"""`envsdk eval NAME...`, or `envsdk evaluate`: play frozen task lists, print a table, write logs and JSON.
 
-evaluation = evaluate("envsdk/FrozenLake-v1", policy="oracle", num_episodes=100)
+evaluation = evaluate("sums", model="models/smollm2", out="logs/sums")
 evaluation.total.success_rate
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.box
+from rich.console import Console
 from rich.table import Table
 
+from envsdk.base.display.command_line import canonical_command
 from envsdk.base.display.console import TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.plugins import plugin_names
+from envsdk.base.settings.options import Argument, Option
 from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.tally import Tally, wilson_interval
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
-from envsdk.contracts.failures import ConfigurationError, RolloutStalled
+from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.play import evaluation
+from envsdk.rollouts.play.eval_spec import (
+    ENTRY_POINT_GROUP,
+    EvalSpec,
+    evaluations_named,
+    registered_evaluation,
+)
 from envsdk.rollouts.play.evaluation import EvaluateOptions, Evaluation
+from envsdk.rollouts.play.model import find_model_folder
 from envsdk.rollouts.play.own_policies import form_or_name
 from envsdk.rollouts.play.pass_at_k import shown_ks
 from envsdk.rollouts.play.rollout_arguments import own_environment
@@ -34,11 +46,14 @@ from envsdk.trainers.warm_start import make_tiny_policy
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
 
-__all__ = ["EvaluateOptions", "Evaluation", "evaluate"]
+__all__ = ["EvalSpec", "EvaluateOptions", "Evaluation", "evaluate"]
+
+LOGS = Path("evaluations")
+"""Folder of the logs of `envsdk eval`."""
 
 
 def evaluate(
-    source: str | Path | RunConfig | EnvSpec | Callable[..., AnyTextEnv],
+    source: str | Path | RunConfig | EvalSpec | EnvSpec | Callable[..., AnyTextEnv],
     *,
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
@@ -47,17 +62,20 @@ def evaluate(
 ) -> Evaluation:
     """Play the first tasks of a split, over all tags.
 
-    `source` may also be an environment's class, or a function that makes one, which play in this process.
-    `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy object, as for
-    `envsdk.rollout`, which plays in this process. The rest is as in
+    `source` may also be an `EvalSpec`, or an environment's class, or a function that makes one, which play in
+    this process. `options` are the fields of `EvaluateOptions`; `policy` may also be a function or a Policy
+    object, as for `envsdk.rollout`, which plays in this process. With `out`, a folder, every episode is kept
+    there and what was played before is not played again. The rest is as in
     `envsdk.rollouts.play.evaluation.evaluate`.
     """
     form = form_or_name(options.get("policy"))
     if form is not None:
         del options["policy"]
-    with own_environment(source) as known:
+    spec = source if isinstance(source, EvalSpec) else None
+    with own_environment(source if spec is None else spec.name) as known:
         return evaluation.evaluate(
             EvaluateOptions.of(source=known, **options),
+            spec=spec,
             form=form,
             supervised=supervised,
             on_start=on_start,
@@ -66,20 +84,91 @@ def evaluate(
         )
 
 
-def command(options: EvaluateOptions) -> None:
-    """Play a frozen task list and print success, reward and failures by tag.
+class CommandOptions(EvaluateOptions):
+    """What `envsdk eval` takes."""
 
-    The same seed gives every policy the same tasks: compare two policies by evaluating both.
+    shown = (
+        "names", "list_all", "num_episodes", "samples_per_task", "policy", "epsilon", "models", "greedy",
+        "seed", "split", "tags", "reward", "endpoint", "endpoint_model", "api_key_env", "replies",
+        "concurrency", "out", "json_file",
+    )  # fmt: skip
+
+    source: str = ""
+    names: Annotated[tuple[str, ...], Argument("NAME|KEY=VALUE")] = ()
+    """Evaluations (--list), YAML files that define some (or FILE.yaml:NAME), files of prompts (--reward),
+    environments (`envsdk envs`), YAML files of runs and names of shipped examples. KEY=VALUE replaces single
+    keys of the run, or arguments of the environment."""
+    list_all: Annotated[bool, Option("--list")] = False
+    """List the evaluations of the named files, or those of installed packages."""
+    models: Annotated[tuple[Path, ...], Option("--model", metavar="FOLDER_OR_CHECKPOINT")] = ()
+    """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
+    absent. Repeat the option to compare models on the same tasks."""
+
+    def asked(self) -> list[tuple[EvaluateOptions, EvalSpec | None]]:
+        """Each evaluation under each model. ConfigurationError names the first that cannot be played."""
+        own = self.model_fields_set & EvaluateOptions.model_fields.keys() - {"out"}
+        values = {name: getattr(self, name) for name in own}
+        values["overrides"] = tuple(each for each in self.names if "=" in each)
+        found: list[tuple[EvaluateOptions, EvalSpec | None]] = []
+        for name in (each for each in self.names if "=" not in each):
+            options = EvaluateOptions.of(**values | {"source": name})
+            specs: Sequence[EvalSpec | None] = evaluations_named(name, reward=self.reward)
+            for spec in specs or (None,):
+                evaluation.source_of_evaluation(options, spec)
+                models = [options.model_copy(update={"model": model}) for model in self.models]
+                found += [(each, spec) for each in models or [options]]
+        if not found:
+            raise ConfigurationError("name an evaluation, an environment or a YAML file; see --list")
+        for model in self.models:
+            find_model_folder(model)
+        return found
+
+
+def command(options: CommandOptions) -> None:
+    """Play evaluations, environments or a run's tasks; print success, reward and failures by tag.
+
+    The same seed gives every policy the same tasks. A log keeps every episode, in the folder `evaluations`
+    unless --out says otherwise: the same command continues where it stopped, and `envsdk view evaluations`
+    shows the logs.
     """
+    if options.list_all:
+        _list(options.names)
+        return
+    asked = options.asked()
     json_file = options.json_file
     if json_file is not None:
         # An evaluation may take long: that its result cannot be written should be known before.
         make_folder(json_file.absolute().parent)
         if json_file.is_dir():
             raise ConfigurationError(f"--json: {json_file} is a folder: name a file")
-    with EpisodeProgress("evaluating", total=options.num_episodes or 0) as progress:
-        evaluated = evaluation.evaluate(
-            options,
+    try:
+        played = [_play(each, spec, options.out, is_only=len(asked) == 1) for each, spec in asked]
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: the same command continues where it stopped") from None
+    _print(played)
+    if json_file is not None:
+        found = [each.to_json(_baseline(each, played)) for each in played]
+        several = {"format": "envsdk.evaluations/1", "evaluations": found}
+        write_json_atomically(json_file, found[0] if len(found) == 1 else several)
+    problems = [
+        each.problem
+        if each.total.num_scored
+        else f"all {each.total.num_episodes} episodes failed: {each.total.describe_failures()}"
+        for each in played
+    ]
+    if any(problems):
+        raise RolloutStalled("\n".join(filter(None, problems)))
+
+
+def _play(options: EvaluateOptions, spec: EvalSpec | None, out: Path | None, *, is_only: bool) -> Evaluation:
+    """Play one of the evaluations that were asked for; with several, `out` holds their logs."""
+    title = "evaluating" if is_only else f"evaluating {options.source if spec is None else spec.name}"
+    with EpisodeProgress(title, total=options.num_episodes or 0) as progress:
+        return evaluation.evaluate(
+            options.model_copy(update={"out": out if is_only else None}),
+            spec=spec,
+            logs=out or LOGS,
+            command=canonical_command("eval" if sys.argv[1:2] == ["eval"] else "evaluate", sys.argv),
             supervised=True,
             on_start=progress.start,
             on_played=lambda trajectory: progress.played(
@@ -87,64 +176,119 @@ def command(options: EvaluateOptions) -> None:
             ),
             make_tiny_policy=make_tiny_policy,
         )
+
+
+def _list(names: Sequence[str]) -> None:
+    """Print the evaluations of files, or all registered ones."""
+    if names:
+        specs = [spec for name in names for spec in evaluations_named(name)]
+        if not specs:
+            raise ConfigurationError(f"--list: {', '.join(names)}: there is no evaluation")
+    else:
+        specs = [registered_evaluation(name) for name in plugin_names(ENTRY_POINT_GROUP)]
+    table = Table("name", "version", "tags", "about", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for spec in specs:
+        table.add_row(spec.name, str(spec.version), ", ".join(spec.custom_envs), spec.about)
+    _console().print(table)
+
+
+def _print(played: Sequence[Evaluation]) -> None:
+    """The tables, what failed, and where the episodes are."""
+    console = _console()
+    console.print(results_table(*played))
+    if any(each.samples_per_task > 1 for each in played):
+        console.print(passes_table(*played))
+    for each in played:
+        name = f"{each.name}: " if len(played) > 1 else ""
+        if each.total.num_failed and each.total.num_scored:
+            say(f"{name}failures: {each.total.describe_failures()}")
+        if unread := no_action_read(each.trajectories):
+            say(f"warning: {name}{unread}", err=True)
+    log = played[0].log
+    if log is not None:
+        say(f"look at the episodes with: envsdk view {log if len(played) == 1 else log.parent}")
+
+
+def _console() -> Console:
     # In a file or a pipe a row of the table stays one line.
-    console = TerminalConsole(width=None if sys.stdout.isatty() else 240)
-    console.print(results_table(evaluated))
-    if evaluated.samples_per_task > 1:
-        console.print(passes_table(evaluated))
-    if json_file is not None:
-        write_json_atomically(json_file, evaluated.to_json())
-    total = evaluated.total
-    if total.num_failed and total.num_scored:
-        say(f"failures: {total.describe_failures()}")
-    if unread := no_action_read(evaluated.trajectories):
-        say(f"warning: {unread}", err=True)
-    if not total.num_scored:
-        raise RolloutStalled(f"all {total.num_episodes} episodes failed: {total.describe_failures()}")
-    if problem := evaluated.problem:
-        raise RolloutStalled(problem)
+    return TerminalConsole(width=None if sys.stdout.isatty() else 240)
 
 
-def results_table(evaluation: Evaluation) -> Table:
-    """Results by tag, and their total where there are several tags."""
-    config = evaluation.config
+def _baseline(each: Evaluation, played: Sequence[Evaluation]) -> Evaluation:
+    """The same evaluation under the first model."""
+    return next(other for other in played if other.name == each.name)
+
+
+def _players(played: Sequence[Evaluation]) -> list[str]:
+    """Policies or, where there are several models, short names of their folders."""
+    folders = [str((each.config["model"] or {}).get("folder", "")) for each in played]
+    if len(set(folders)) == 1:
+        return [each.config["policy"] for each in played]
+    return [os.path.relpath(folder, os.path.commonpath(folders)) for folder in folders]
+
+
+def _labelled(table: Table, played: Sequence[Evaluation]) -> list[list[str]]:
+    """Adds columns for what differs between evaluations and for tags; returns the former's cells for each."""
+    columns = {"evaluation": [each.name for each in played], "model": _players(played)}
+    shown = {header: cells for header, cells in columns.items() if len(set(cells)) > 1}
+    for header in (*shown, "tag"):
+        table.add_column(header, overflow="fold")
+    return [[cells[number] for cells in shown.values()] for number in range(len(played))]
+
+
+def results_table(*played: Evaluation) -> Table:
+    """Results by evaluation, model and tag, with a total where there are several tags.
+
+    Where there are several models, the total is compared with the first one's, task by task.
+    """
+    config = played[0].config
     table = Table(
         title=f"{config['policy']}, split {config['split']}, seed {config['seed']}",
         box=rich.box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("tag", overflow="fold")
+    labels = _labelled(table, played)
     for header in ("episodes", "success", "95% interval", "reward", "turns", "failed"):
         table.add_column(header, justify="right", no_wrap=True)
-    by_tag = evaluation.by_tag
-    for tag, tally in by_tag.items():
-        table.add_row(tag, *_row(tally, _interval(evaluation, tally, tag)))
-    if len(by_tag) > 1:
+    if any(_baseline(each, played) is not each for each in played):
+        table.add_column("points more", justify="right", no_wrap=True)
+    for each, label in zip(played, labels, strict=True):
+        by_tag = each.by_tag
+        difference = each.against(_baseline(each, played))
+        more = "" if difference is None or _baseline(each, played) is each else str(difference)
+        for tag, tally in by_tag.items():
+            cells = _row(tally, _interval(each, tally, tag))
+            table.add_row(*label, tag, *cells, *([more] if more and len(by_tag) == 1 else []))
+        if len(by_tag) > 1:
+            table.add_section()
+            cells = _row(each.total, _interval(each, each.total, None))
+            table.add_row(*label, "all", *cells, *([more] if more else []))
         table.add_section()
-        table.add_row("all", *_row(evaluation.total, _interval(evaluation, evaluation.total, None)))
     return table
 
 
-def passes_table(evaluation: Evaluation) -> Table:
-    """pass@k by tag, for tasks that were played several times."""
+def passes_table(*played: Evaluation) -> Table:
+    """pass@k by evaluation, model and tag, for tasks that were played several times."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tag", overflow="fold")
+    labels = _labelled(table, played)
     for header in ("k", "pass@k", "95% interval", "tasks", "left out"):
         table.add_column(header, justify="right", no_wrap=True)
-    tags = list(evaluation.by_tag)
-    for tag in [*tags, None] if len(tags) > 1 else tags:
-        for k in shown_ks(evaluation.samples_per_task):
-            found = evaluation.pass_at(k, tag)
-            low, high = found.interval
-            table.add_row(
-                "all" if tag is None else tag,
-                str(k),
-                "-" if found.rate is None else f"{found.rate:.1%}",
-                f"{100 * low:.1f}-{high:.1%}" if found.num_tasks else "-",
-                str(found.num_tasks),
-                str(found.num_left_out),
-            )
+    for each, label in zip(played, labels, strict=True):
+        tags = list(each.by_tag)
+        for tag in [*tags, None] if len(tags) > 1 else tags:
+            for k in shown_ks(each.samples_per_task):
+                found = each.pass_at(k, tag)
+                low, high = found.interval
+                table.add_row(
+                    *label,
+                    "all" if tag is None else tag,
+                    str(k),
+                    "-" if found.rate is None else f"{found.rate:.1%}",
+                    f"{100 * low:.1f}-{high:.1%}" if found.num_tasks else "-",
+                    str(found.num_tasks),
+                    str(found.num_left_out),
+                )
     return table
 
 
@@ -172,7 +316,7 @@ def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
     ]
 
 
-app, main = command_of(EvaluateOptions, command, name="envsdk evaluate")
+app, main = command_of(CommandOptions, command, name="envsdk eval")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -145,9 +145,8 @@ def command_lines(block: Block) -> list[tuple[str, list[str]]]:
     for line in block.code.replace("\\\n", " ").splitlines():
         match = _COMMAND_LINE.match(line)
         if match:
-            module = match[1] or (
-                "envsdk.cli" if match[2] == "explain" else f"envsdk.{match[2].replace('-', '_')}"
-            )
+            others = {"explain": "cli", "eval": "evaluate"}
+            module = match[1] or f"envsdk.{others.get(match[2], match[2].replace('-', '_'))}"
             arguments = shlex.split(match[3] or "", comments=True)
             before_pipe = arguments[: arguments.index("|")] if "|" in arguments else arguments
             found.append((module, ["explain", *before_pipe] if module == "envsdk.cli" else before_pipe))

@@ -189,7 +189,7 @@ def _usage_error(error: BaseException) -> str | None:
     if context is None:
         return str(format_message())
     option = str(getattr(error, "option_name", ""))
-    takes_keys = any(parameter.metavar == "KEY=VALUE" for parameter in context.command.params)
+    takes_keys = any("KEY=VALUE" in (parameter.metavar or "") for parameter in context.command.params)
     is_key = option and takes_keys and not getattr(error, "possibilities", None)
     keys = f". A key is written without dashes: {option.lstrip('-')}=VALUE" if is_key else ""
     return f"{format_message()}{keys}\nTry `{context.command_path} --help`."

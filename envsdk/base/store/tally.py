@@ -11,7 +11,7 @@ from typing import Any
 from envsdk.base.display.scores import Score
 from envsdk.contracts.trajectory import Outcome, Trajectory
 
-_Z_95 = 1.959963984540054
+Z_95 = 1.959963984540054
 """97.5th percentile of the normal distribution."""
 
 
@@ -25,9 +25,9 @@ def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, flo
     if num_trials == 0:
         return 0.0, 1.0
     rate = num_successes / num_trials
-    z2_n = _Z_95**2 / num_trials
+    z2_n = Z_95**2 / num_trials
     center = rate + z2_n / 2
-    spread = _Z_95 * math.sqrt(rate * (1 - rate) / num_trials + z2_n / (4 * num_trials))
+    spread = Z_95 * math.sqrt(rate * (1 - rate) / num_trials + z2_n / (4 * num_trials))
     low, high = (center - spread) / (1 + z2_n), (center + spread) / (1 + z2_n)
     # At the ends the formula is exact and floating point is not.
     return 0.0 if num_successes == 0 else low, 1.0 if num_successes == num_trials else high

@@ -7,7 +7,7 @@
     generated:questions_train       tag questions               `exact`
 
 and the same with `_val`. Rows are in ROLL's format. `solution` is a response that is right, and `mistakes`
-are responses with one slip: the warm start of the tiny policy imitates both.
+are responses with one slip: the warm start of the tiny policy imitates both. `word_problems` has neither.
 """
 
 from __future__ import annotations

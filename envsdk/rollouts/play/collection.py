@@ -57,6 +57,8 @@ class CollectOptions(TaskOptions, _Destination):
 
     num_episodes: Annotated[Count, Option("--episodes", "-n")] = 100
     """Episodes, over all tags."""
+    samples_per_task: Annotated[Count, Option("--samples-per-task", "-k")] = 1
+    """Episodes of each task; their sampling differs."""
     num_workers: Annotated[Count, Option("--workers")] = 1
     """Processes that play."""
     shard_size: Count | None = None

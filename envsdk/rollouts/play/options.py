@@ -79,7 +79,7 @@ class PlayOptions(Options):
     )
     """Further fields of every request; null leaves one out that would be sent."""
     concurrency: Count | None = None
-    """Episodes at the same time in each process."""
+    """Episodes at the same time in each process; what suits policy and environments when absent."""
     retries: Annotated[int, at_least(0)] = 0
     """How often a task is played again whose episode failed."""
     limits: RateLimits = RateLimits()
@@ -158,7 +158,7 @@ class TaskOptions(Options):
     or else keys of the run, such as sequence_length=512."""
     num_episodes: Annotated[Count | None, Option("--episodes", "-n")] = 100
     """Episodes, over all tags."""
-    samples_per_task: Annotated[Count, Option("--samples-per-task", "-k")] = 1
+    samples_per_task: Annotated[Count | None, Option("--samples-per-task", "-k")] = 1
     """Episodes of each task; their sampling differs."""
     policy: str = "oracle"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""

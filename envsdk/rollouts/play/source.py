@@ -1,4 +1,4 @@
-"""What is played: a run's YAML file, or a configuration made for a registered environment.
+"""What is played: a run's YAML file, or a configuration made for an environment or an evaluation.
 
 source = resolve_source("agentic_async.yaml", ["seed=7"])
 source.episodes_by_tag(100, split="val", tags=None)
@@ -21,13 +21,20 @@ from envsdk.base.settings.problems import describe
 from envsdk.base.settings.validation import problems_in
 from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
-from envsdk.config.env_arguments import short_name, split_overrides, whole_id
-from envsdk.config.env_defaults import turn_limit
+from envsdk.config.env_arguments import (
+    PLAYED_RUN_KEYS,
+    env_config_from,
+    short_name,
+    split_overrides,
+    whole_id,
+)
+from envsdk.config.env_defaults import fill_in, turn_limit
 from envsdk.config.plugins import environment_class, environment_ids, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.config.section import split_evenly
 from envsdk.config.start_checks import check_start
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.play.eval_spec import EvalSpec
 
 _NUM_TASKS = 100
 """Held-out tasks of an environment, where no number is given."""
@@ -43,7 +50,7 @@ class Source:
     """As given: an environment id or a file."""
     config: RunConfig
     is_environment: bool
-    """Whether `config` was made up around a registered environment."""
+    """Whether `config` was made up around a registered environment, or an evaluation."""
 
     def episodes_by_tag(self, num_episodes: int, *, split: str, tags: Sequence[str] | None) -> dict[str, int]:
         """Divide episodes between tags: evenly where tags are named, else as the YAML's managers do.
@@ -66,13 +73,15 @@ class Source:
         return (config.val_env_manager if split == "val" else config.train_env_manager).groups_per_tag
 
 
-def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()) -> Source:
+def resolve_source(
+    source: str | Path | RunConfig, overrides: Sequence[str] = (), *, evaluations: Sequence[str] = ()
+) -> Source:
     """Find out what `source` means: a run's YAML file, a registered environment id, or a configuration.
 
     Of an id, the name alone (`Sokoban`) will do where only one environment has it.
 
     With an environment id, overrides are arguments of its constructor (`size=6`), or else keys of a run
-    (`sequence_length=512`). Raises ConfigurationError.
+    (`sequence_length=512`). Raises ConfigurationError, which suggests a name of `evaluations`, too.
     """
     if isinstance(source, RunConfig):
         return Source(name=source.exp_name, config=source, is_environment=False)
@@ -86,18 +95,45 @@ def resolve_source(source: str | Path | RunConfig, overrides: Sequence[str] = ()
         loaded = load_config(source, overrides, for_training=False)
         check_start(loaded.config)
         return Source(name=name, config=loaded.config, is_environment=False)
-    by_short_name = {short_name(id): id for id in known}
-    match = nearest(name, by_short_name)
+    candidates = {each: each for each in (*evaluations, *known)} | {short_name(id): id for id in known}
+    match = nearest(name, candidates)
     hint = (
-        f"did you mean `{by_short_name[match]}`?"
+        f"did you mean `{candidates[match]}`?"
         if match
-        else suggest(name, known, known="registered environments")
+        else suggest(name, evaluations or known, known="what is registered")
     )
+    kind, listing = ("evaluation and no ", "`envsdk eval --list` and ") if evaluations else ("", "")
     raise ConfigurationError(
-        f"there is no environment {name!r}; {hint} "
-        "(`envsdk envs` lists them; a class of your own is registered by an entry point in `envsdk.envs`, as "
-        "`envsdk init` does; a run's configuration is named by its .yaml file)"
+        f"there is no {kind}environment {name!r}; {hint} "
+        f"({listing}`envsdk envs` list what there is; a class of your own is registered by an entry point in "
+        "`envsdk.envs`, as `envsdk init` does; a run's configuration is named by its .yaml file)"
     )
+
+
+def evaluation_source(spec: EvalSpec, overrides: Sequence[str] = ()) -> Source:
+    """A run's configuration with the tags of an evaluation; overrides are keys of a run.
+
+    Raises ConfigurationError.
+    """
+    place = f"evaluation {spec.name}"
+    unread = [each for each in overrides if each.partition("=")[0].partition(".")[0] not in PLAYED_RUN_KEYS]
+    if unread:
+        hint = suggest(unread[0].partition("=")[0].partition(".")[0], PLAYED_RUN_KEYS, known="keys")
+        raise ConfigurationError(f"{place} reads no `{unread[0]}`; {hint}")
+    keys: Any = OmegaConf.to_container(OmegaConf.merge(spec.run_keys, env_config_from(overrides)))
+    fill_in(keys)
+    sizes = {tag: _num_rows(custom) for tag, custom in keys["custom_envs"].items()}
+    shares = [1] * len(sizes) if spec.num_tasks else list(sizes.values())
+    manager = {"tags": list(sizes), "num_env_groups": sum(shares), "num_groups_partition": shares}
+    config = _config({"val_batch_size": spec.num_tasks or sum(shares)}, manager, keys, source=place)
+    check_start(config)
+    return Source(name=spec.name, config=config, is_environment=True)
+
+
+def _num_rows(custom: Any) -> int:
+    """Tasks of a tag where no number is given: each row of prompt data once."""
+    is_prompts = isinstance(custom, Mapping) and custom.get("env_type") == PROMPTS_ENV
+    return (count_rows(custom.get("env_config") or {}) if is_prompts else None) or _NUM_TASKS
 
 
 def _is_configuration(name: str) -> bool:
@@ -118,15 +154,8 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
     """A run's configuration whose only tag is `env_id`, with the environment's own system prompt."""
     spec = environment_spec(env_id)
     run_keys, env_config = split_overrides(overrides, env_id, environment_class(spec))
-    manager = {"num_env_groups": 1, "tags": [env_id]}
     data = {
-        "exp_name": "adhoc",
-        "seed": DEFAULT_SEED,
-        "rollout_batch_size": 1,
         "val_batch_size": _num_tasks(env_id, env_config),
-        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
-        "max_steps": 1,
-        "adv_estimator": "reinforce",
         "custom_envs": {
             env_id: {
                 "env_type": env_id,
@@ -135,18 +164,33 @@ def _around_environment(env_id: str, overrides: Sequence[str]) -> RunConfig:
                 "agent_system_template": system_prompt(spec, env_config),
             }
         },
+    }
+    return _config(data, {"num_env_groups": 1, "tags": [env_id]}, run_keys, source=env_id)
+
+
+def _config(
+    data: Mapping[str, Any], manager: Mapping[str, Any], over: Mapping[str, Any], *, source: str
+) -> RunConfig:
+    """A run's configuration that plays `data` and trains nothing, with the keys of `over` over it."""
+    base = {
+        "exp_name": "adhoc",
+        "seed": DEFAULT_SEED,
+        "rollout_batch_size": 1,
+        "sequence_length": DEFAULT_SEQUENCE_LENGTH,
+        "max_steps": 1,
+        "adv_estimator": "reinforce",
         "train_env_manager": manager,
         "val_env_manager": manager,
+        **data,
     }
     try:
-        config = RunConfig.model_validate(
-            OmegaConf.to_container(OmegaConf.merge(data, run_keys), resolve=True)
-        )
+        merged = OmegaConf.to_container(OmegaConf.merge(base, over), resolve=True)
+        config = RunConfig.model_validate(merged)
         problems = check(config, for_training=False)
     except ValidationError as error:
         problems = list(problems_in(error, RunConfig))
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{' '.join(overrides)}: {str(error).splitlines()[0]}") from error
+        raise ConfigurationError(f"{source}: {str(error).splitlines()[0]}") from error
     if problems:
-        raise ConfigurationError(describe(problems, source=env_id, origin=lambda path: ""))
+        raise ConfigurationError(describe(problems, source=source, origin=lambda path: ""))
     return config

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 
 from envsdk.base.store.tally import wilson_interval
 from envsdk.contracts.trajectory import Task
-from envsdk.rollouts.play.pass_at_k import pass_at_k, shown_ks
+from envsdk.rollouts.play.pass_at_k import paired_difference, pass_at_k, shown_ks
 
 samples = st.lists(st.booleans(), min_size=1, max_size=7)
+some_samples = st.lists(st.booleans(), max_size=4)
 
 
 def outcomes_of(per_task: list[list[bool]]) -> dict[Task, list[bool]]:
@@ -60,3 +63,35 @@ def test_the_ks_that_are_shown() -> None:
     assert [shown_ks(number) for number in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
     with pytest.raises(ValueError, match="at least 1"):
         pass_at_k({}, 0)
+
+
+@given(st.lists(st.tuples(some_samples, some_samples), min_size=1, max_size=20))
+def test_a_paired_difference_is_of_the_tasks_with_an_outcome_under_both(
+    pairs: list[tuple[list[bool], list[bool]]],
+) -> None:
+    first, second = (outcomes_of([pair[number] for pair in pairs]) for number in range(2))
+    both = [(fmean(a), fmean(b)) for a, b in pairs if a and b]
+    found, reverse = paired_difference(first, second), paired_difference(second, first)
+    if found is None or reverse is None:
+        assert not both
+        return
+    assert found.num_tasks == len(both)
+    assert found.mean == pytest.approx(fmean(a - b for a, b in both))
+    assert reverse.interval == pytest.approx([-bound for bound in reversed(found.interval)])
+    low, high = found.interval
+    # An interval has a width even where all tasks agree.
+    assert -1 <= low < high <= 1
+
+
+def test_the_interval_of_a_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
+    rng = random.Random(0)
+    covered = 0
+    for _ in range(1000):
+        # Tasks are easy or hard for both; the first policy solves a tenth more of all.
+        rates = [rng.random() * 0.9 for _ in range(60)]
+        first = outcomes_of([[rng.random() < rate + 0.1] for rate in rates])
+        second = outcomes_of([[rng.random() < rate] for rate in rates])
+        found = paired_difference(first, second)
+        assert found is not None
+        covered += found.interval[0] <= 0.1 <= found.interval[1]
+    assert 930 <= covered <= 975

@@ -1,0 +1,141 @@
+"""The log of an evaluation: a data set that is written while it is played. No episode that ended is lost.
+
+    DIR/manifest.json  part-00000.parquet ...  README.md   as of `envsdk collect`: `envsdk.base.store.shards`
+        .episodes                                          until all shards are there
+
+    with log_in(folder, config, plans, versions=..., command=...) as log:
+        log.played                    # what earlier processes played, by position
+        log.add(position, trajectory)
+
+A shard holds many episodes. Each is therefore also appended to `.episodes` as soon as it ends, in Arrow's
+streaming format: the schema, then one record batch per episode. A failed episode has no outcome: the next
+process plays it again, and writes its shard anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from envsdk.base.store.appendfile import AppendFile
+from envsdk.base.store.shard_plan import ShardPlan
+from envsdk.base.store.shards import Manifest, record_shard, write_shard
+from envsdk.base.store.tally import Tally
+from envsdk.base.store.trajectories import SCHEMA, from_record_batch, iter_trajectories, to_record_batch
+from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.datasets.finishing import collection_in
+from envsdk.rollouts.datasets.reading import tag_records
+
+EPISODES = ".episodes"
+
+
+class EvaluationLog:
+    """Writes the shards of one evaluation.
+
+    log_in -> add* -> complete
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, plans: Sequence[ShardPlan]) -> None:
+        self.manifest = manifest
+        self.played: dict[int, Trajectory] = {}
+        """What earlier processes played, by position, without tokens: nobody reads those of an evaluation."""
+        self._folder = folder
+        self._plans = plans
+        self._first_positions = [plan.first_position for plan in plans]
+        self._open: dict[int, dict[int, Trajectory]] = {}
+        self._shown = {tag: record.shown for tag, record in tag_records(manifest.config).items()}
+        self._episodes = AppendFile(folder / EPISODES)
+        there = [plan for plan in plans if plan.number in manifest.shards]
+        for plan in there:
+            if manifest.shards[plan.number].tally.num_failed:
+                del manifest.shards[plan.number]
+        manifest.save(folder)
+        for plan in there:
+            for position, trajectory in enumerate(iter_trajectories(folder / plan.file_name)):
+                self._read(plan.first_position + position, trajectory)
+        stamp = SCHEMA.with_metadata({"envsdk.collection": manifest.fingerprint})
+        appended, end = appended_episodes(self._episodes.read(), stamp)
+        self._episodes.truncate(end)
+        if not end:
+            self._episodes.append(stamp.serialize().to_pybytes())
+        for trajectory in appended:
+            # Ids are made of positions.
+            self._read(int(trajectory.trajectory_id.rpartition("-")[2]), trajectory)
+
+    def add(self, position: int, trajectory: Trajectory) -> None:
+        """Write an episode that ended. Raises StorageError."""
+        if trajectory.failure is None:
+            self._episodes.append(to_record_batch([trajectory]).serialize().to_pybytes())
+        self._put(position, trajectory)
+
+    def close(self) -> None:
+        """Remove `.episodes` where all shards are there."""
+        self._episodes.close()
+        if self.manifest.is_complete:
+            (self._folder / EPISODES).unlink(missing_ok=True)
+
+    def _read(self, position: int, trajectory: Trajectory) -> None:
+        if trajectory.failure is None and position not in self.played:
+            shown = self._shown[trajectory.task.tag]
+            self.played[position] = replace(trajectory, tokens=None, shown=shown)
+            self._put(position, trajectory)
+
+    def _put(self, position: int, trajectory: Trajectory) -> None:
+        plan = self._plans[bisect_right(self._first_positions, position) - 1]
+        if plan.number in self.manifest.shards:
+            return
+        shard = self._open.setdefault(plan.number, {})
+        shard[position] = trajectory
+        if len(shard) == plan.num_episodes:
+            played = [shard[each] for each in sorted(self._open.pop(plan.number))]
+            write_shard(self._folder / plan.file_name, plan, played, self.manifest.fingerprint, None)
+            self.manifest.shards[plan.number] = record_shard(self._folder, plan, Tally.of(played))
+            self.manifest.save(self._folder)
+
+
+def appended_episodes(content: bytes, stamp: pa.Schema) -> tuple[list[Trajectory], int]:
+    """The episodes in `content` and the end of the last one; 0 where it does not begin with the stamp.
+
+    What follows the last complete episode, such as one that a killed process was writing, is left out.
+    """
+    reader, episodes, end = pa.BufferReader(content), list[Trajectory](), 0
+    try:
+        if content and pa.ipc.read_schema(reader).equals(stamp, check_metadata=True):
+            end = reader.tell()
+            while end < len(content):
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), SCHEMA)
+                episodes += from_record_batch(batch)
+                end = reader.tell()
+    except (pa.ArrowException, EOFError, OSError):
+        pass
+    return episodes, end
+
+
+@contextmanager
+def log_in(
+    folder: Path,
+    config: Mapping[str, Any],
+    plans: Sequence[ShardPlan],
+    *,
+    versions: Mapping[str, str],
+    command: Sequence[str],
+) -> Iterator[EvaluationLog]:
+    """The log in `folder`, begun where there is none; nobody else writes it within the block.
+
+    Raises ConfigurationError where the folder holds something else, StorageError where it cannot be written.
+    """
+    with collection_in(folder, config, plans, (), versions=versions, command=command, license=None) as (
+        manifest,
+        _,
+    ):
+        log = EvaluationLog(folder, manifest, plans)
+        try:
+            yield log
+        finally:
+            log.close()
