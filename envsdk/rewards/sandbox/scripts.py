@@ -77,6 +77,7 @@ exit {FAILED}
 """Puts an archive of PACK_TREE, on standard input, in place of SANDBOX_WORKDIR."""
 
 _ADDED = f"""\
+type -P sort stat xargs >/dev/null || exit {FAILED}
 git ls-files -z --others --exclude-standard -- . $SPARED > "$GIT_DIR/new" || exit {FAILED}
 declare -A environments in_folder
 while IFS= read -r -d '' path; do
