@@ -66,9 +66,9 @@ class Measured:
             for name, tensor in weights.items()
         }
         began = time.perf_counter()
-        parcels = list(self._sender.encoded(cast.items(), as_delta=bool(self._before)))
+        sent = list(self._sender.encoded(cast.items(), as_delta=bool(self._before)))
         encoded = time.perf_counter()
-        arrived = dict(self._receiver.decoded(parcels))
+        arrived = dict(self._receiver.decoded(sent))
         decoded = time.perf_counter()
         num_bytes = num_elements = num_changed = 0
         for name, tensor in cast.items():
@@ -80,7 +80,7 @@ class Measured:
             if name in self._before:
                 num_changed += int((tensor != self._before[name]).sum())
         if self._before:
-            size = sum(len(parcel) for _, parcel in parcels)
+            size = sum(len(tensor) for _, tensor in sent)
             self.rows.append(
                 (num_bytes, size, num_changed / num_elements, encoded - began, decoded - encoded)
             )

@@ -5,9 +5,9 @@
 One long poll with the scheduler carries leases and trajectories; one with each engine carries replies.
 
 An environment that exceeds its time limit in the event loop, or on a thread that keeps the interpreter's
-lock, blocks every other episode of the process. A watcher then kills the process and leaves a note that names
-the environment. The scheduler records that episode as failed, starts the worker again and plays the other
-episodes elsewhere.
+lock, blocks every other episode of the process. A watcher then kills the process and leaves a report that
+names the environment. The scheduler records that episode as failed, starts the worker again and plays the
+other episodes elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.call_watch import CALLS
 from envsdk.base.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Rows, Task, Trajectory
@@ -70,18 +70,18 @@ class WorkerSetup:
     """A group's first requests go to one engine, which computes their prompt once."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
     """Tag -> entry point in `envsdk.env_managers`, `TrajEnvManager` when absent."""
-    parcels: Parcels = field(default_factory=Parcels)
+    driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files that this machine may lack."""
 
     def here(self) -> Self:
         """The setup with paths on this machine, to which files may have to travel. Blocks. StorageError."""
-        if not self.parcels.by_path:
+        if not self.driver_files.by_path:
             return self
         setups = {}
         for tag, setup in self.setups.items():
-            env_config = self.parcels.here_in(setup.blueprint.env_config)
+            env_config = self.driver_files.here_in(setup.blueprint.env_config)
             setups[tag] = replace(setup, blueprint=replace(setup.blueprint, env_config=env_config))
-        return replace(self, model=self.parcels.here(self.model), setups=setups)
+        return replace(self, model=self.driver_files.here(self.model), setups=setups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class EnvWorker(LeaseSource):
                 for slot_id, manager in self._managers.items()
                 if manager.place is not None
             },
-            _note(self._worker_id),
+            _kill_report_path(self._worker_id),
         )
         collect_rarely()
         collecting = asyncio.ensure_future(collect_when_grown())
@@ -257,11 +257,11 @@ class EnvWorker(LeaseSource):
             say(f"the scheduler is out of reach, this worker ends: {error}", err=True)
             os._exit(1)
 
-    async def note(self) -> tuple[str, Path]:
+    async def kill_report(self) -> tuple[str, Path]:
         """Ray's id of this machine, and the file in which a watcher says why it killed this process."""
         import ray  # here, because collecting imports this module and needs no Ray
 
-        return ray.get_runtime_context().get_node_id(), _note(self._worker_id)
+        return ray.get_runtime_context().get_node_id(), _kill_report_path(self._worker_id)
 
     async def cpu(self) -> CpuUse:
         """CPU that this process and its machine used since the last call."""
@@ -349,9 +349,9 @@ class EnvWorker(LeaseSource):
         }
 
 
-def _note(worker_id: WorkerId) -> Path:
-    """The path of the note: in the folder of the Ray session, which Ray removes."""
+def _kill_report_path(worker_id: WorkerId) -> Path:
+    """The path of the watcher's report: in the folder of the Ray session, which Ray removes."""
     from ray._private import worker
 
     assert worker._global_node is not None, "not a worker of Ray"
-    return Path(worker._global_node.get_session_dir_path()) / f"envsdk-note-{worker_id}-{os.getpid()}"
+    return Path(worker._global_node.get_session_dir_path()) / f"envsdk-killed-{worker_id}-{os.getpid()}"

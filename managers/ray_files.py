@@ -1,7 +1,7 @@
 """Shell: files of the driver's machine, read by processes on other nodes through Ray's object store.
 
-parcels = travelling(config, [model])       # an actor beside the driver serves them
-WorkerSetup(..., parcels=parcels)           # a process on a node that lacks them fetches them
+driver_files = find_driver_files(config, [model])   # an actor beside the driver serves them
+WorkerSetup(..., driver_files=driver_files)         # a process on a node that lacks them fetches them
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.base.store.travel import Parcels, paths_in
+from envsdk.base.store.travel import DriverFiles, paths_in
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import StorageError
 from envsdk.managers.ray_nodes import on_this_node
@@ -51,10 +51,10 @@ class RayReader:
         return data
 
 
-def travelling(config: RunConfig, paths: Iterable[Path]) -> Parcels:
+def find_driver_files(config: RunConfig, paths: Iterable[Path]) -> DriverFiles:
     """These paths and those that environments are given, where processes of the run may be on other nodes."""
     if config.ray.address is None:
-        return Parcels()
+        return DriverFiles()
     named = [path for env in config.custom_envs.values() for path in paths_in(env.env_config)]
     server: Any = ray.remote(**on_this_node())(FileServer)
-    return Parcels.of([*paths, *named], RayReader(server.remote()))
+    return DriverFiles.of([*paths, *named], RayReader(server.remote()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.base.registry import spec as spec_of
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.config.env_defaults import turn_limit
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
@@ -80,7 +80,7 @@ def worker_setups(
     split: str,
     model: Path,
     engines: Mapping[str, Any],
-    parcels: Parcels | None = None,
+    driver_files: DriverFiles | None = None,
 ) -> dict[str, WorkerSetup]:
     """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
 
@@ -108,7 +108,7 @@ def worker_setups(
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
             engines_return=True,
-            parcels=parcels or Parcels(),
+            driver_files=driver_files or DriverFiles(),
             shares_prompts=config.shares_prompts,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups

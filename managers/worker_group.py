@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from envsdk.base.net.long_poll import Outbox
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.base.processes.call_watch import Note, read_note
+from envsdk.base.processes.call_watch import KillReport, read_kill_report
 from envsdk.base.processes.cpu_meter import CpuUse
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import as_envsdk_error
@@ -37,7 +37,7 @@ from envsdk.managers.env_worker import (
 from envsdk.managers.ray_nodes import Placer
 from envsdk.managers.worker_pool import Life
 
-NOTE_PATIENCE_S = 10.0
+REPORT_PATIENCE_S = 10.0
 CPU_PATIENCE_S = 5.0
 END_PATIENCE_S = 30.0
 """For closing a worker's environments."""
@@ -74,7 +74,7 @@ class WorkerGroup:
         self._is_closing = False
 
     async def supervise(
-        self, life: Life, scheduler: Any, died: Callable[[Worker, str, Note | None], bool]
+        self, life: Life, scheduler: Any, died: Callable[[Worker, str, KillReport | None], bool]
     ) -> None:
         """Run one worker until `end` or `close`. When it dies, call `died` with the reason.
 
@@ -88,11 +88,11 @@ class WorkerGroup:
             setup = replace(self._seats[life.seat], slots=slots, engines=dict(self._engines))
             actor = self._actor(worker_id, setup)
             worker = self.workers[name] = Worker(worker_id, setup, actor)
-            note_at = None
+            report_at = None
             try:
-                note_at = await actor.note.remote()
-                worker.node = note_at[0]
-                self._placer.landed(name, note_at[0])
+                report_at = await actor.kill_report.remote()
+                worker.node = report_at[0]
+                self._placer.landed(name, report_at[0])
                 await actor.run.remote(scheduler)
                 if not self._is_closing:
                     self.forget(worker)
@@ -100,8 +100,8 @@ class WorkerGroup:
             except ACTOR_DIED as error:
                 if self._is_closing:
                     return
-                note = None if note_at is None else await _take_note(*note_at)
-                if not died(worker, reason_of_death(error), note):
+                report = None if report_at is None else await _take_kill_report(*report_at)
+                if not died(worker, reason_of_death(error), report):
                     self.forget(worker)
                     return
                 # The process may only be out of reach; two of one name must not run.
@@ -199,13 +199,14 @@ class WorkerGroup:
             ray.kill(worker.actor)
 
 
-async def _take_note(node_id: str, path: Path) -> Note | None:
-    """The note that a worker's watcher left on that machine, if it killed the worker."""
+async def _take_kill_report(node_id: str, path: Path) -> KillReport | None:
+    """The report that a worker's watcher left on that machine, if it killed the worker."""
     where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    reading = ray.remote(num_cpus=0, max_retries=0)(read_note).options(scheduling_strategy=where).remote(path)
+    reader = ray.remote(num_cpus=0, max_retries=0)(read_kill_report)
+    reading = reader.options(scheduling_strategy=where).remote(path)
     try:
-        async with asyncio.timeout(NOTE_PATIENCE_S):
-            note: Note | None = await reading
-            return note
+        async with asyncio.timeout(REPORT_PATIENCE_S):
+            report: KillReport | None = await reading
+            return report
     except (TimeoutError, RayError):
         return None  # the machine is gone, too

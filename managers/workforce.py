@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envsdk.base.processes.call_watch import Note
+from envsdk.base.processes.call_watch import KillReport
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.background import Background
 from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
@@ -175,10 +175,10 @@ class Workforce:
         name_of = self.group.name_of_slot
         return sum(not self.pool.is_leaving(name_of[slot_id]) for slot_id in self._shell.slots.playing)
 
-    def died(self, worker: Worker, why: str, note: Note | None) -> bool:
+    def died(self, worker: Worker, why: str, report: KillReport | None) -> bool:
         """Record the failure, and play the worker's episodes elsewhere. Returns whether it is needed again.
 
-        A note names the environment that held up the worker: its episode has failed, the others have not.
+        A report names the environment that held up the worker: its episode has failed, the others have not.
         """
         name, shell = worker.worker_id.name, self._shell
         if name not in self.pool.names and not self.pool.is_leaving(name):
@@ -186,12 +186,13 @@ class Workforce:
         failure = Failure(boundary=Boundary.SCHEDULER, kind="worker_died", message=why)
         self._episodes.tally.add_failure(failure)
         self._departures.forget(name)
-        if note is None and not self.pool.is_leaving(name):
+        if report is None and not self.pool.is_leaving(name):
             self.restarts.died(name)
-        elif note is not None and (order := shell.slots.playing.get(note.name)) is not None:
-            failure = timed_out(note.during, note.limit_s).failure
-            failed = self._episodes.failed(order.task, order.group_id, order.lease_id, failure, note.limit_s)
-            self._report(worker, Finished(note.name, order.lease_id, failed))
+        elif report is not None and (order := shell.slots.playing.get(report.name)) is not None:
+            limit_s = report.limit_s
+            failure = timed_out(report.during, limit_s).failure
+            failed = self._episodes.failed(order.task, order.group_id, order.lease_id, failure, limit_s)
+            self._report(worker, Finished(report.name, order.lease_id, failed))
         if (verdict := self.restarts.verdict(name)) is not None:
             self._background.fail(RolloutStalled(f"{verdict}: {why}"))
         worker.outbox.close()

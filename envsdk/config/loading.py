@@ -10,7 +10,7 @@ for error messages and for `explain`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.base.settings.validation import problems_in
@@ -196,7 +196,7 @@ def _translate(
         is_theirs=is_theirs,
         variables=variables,
         known=RunConfig.model_fields,
-        is_ours=_is_ours,
+        our_keys=_our_keys,
         is_override=lambda key: reading.written_at(key) == OVERRIDE,
     )
     if translation.problems:
@@ -228,16 +228,14 @@ def _fetched(model: Any) -> dict[KeyPath, str]:
     return {}
 
 
-def _is_ours(path: KeyPath) -> bool:
-    """Whether the configuration has this key, or takes any in its section."""
-    model: Any = RunConfig
-    for part in path:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return True
-        if part not in model.model_fields:
-            return False
-        model = model.model_fields[str(part)].annotation
-    return True
+def _our_keys(section: KeyPath) -> Collection[str] | None:
+    """The configuration's keys in a section; None where it takes any."""
+    fields: Mapping[str, Any] | None = RunConfig.model_fields
+    for part in section:
+        if fields is None or part not in fields:
+            return None if fields is None else ()
+        fields = getattr(fields[str(part)].annotation, "model_fields", None)
+    return fields
 
 
 def _resolve(merged: DictConfig, dialect: Dialect, reading: Reading, source: str) -> dict[str, Any]:

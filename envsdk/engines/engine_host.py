@@ -14,7 +14,7 @@ from typing import Any
 from envsdk.base.net.long_poll import LongPoll, Outbox
 from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.engines.engine import (
     Engine,
     EngineAbilities,
@@ -109,11 +109,11 @@ class EngineHost:
     _running: ProgressWatch[_Outbox]
     _watched: ProgressWatch[_Outbox]
 
-    def __init__(self, strategy_name: str, config: EngineConfig, parcels: Parcels | None = None) -> None:
-        """`parcels` may have the model, should this machine lack it."""
+    def __init__(self, strategy_name: str, config: EngineConfig, files: DriverFiles | None = None) -> None:
+        """`files` may have the model, should this machine lack it."""
         self._strategy_name = strategy_name
         self._config = config
-        self._parcels = parcels
+        self._files = files
         self._clients: dict[str, _Client] = {}
         self._busy = BusyStretches()
         self._updates: dict[str, _Update] = {}
@@ -124,8 +124,8 @@ class EngineHost:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
         engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
         config = self._config
-        if self._parcels is not None and config.model is not None:
-            config = replace(config, model=await asyncio.to_thread(self._parcels.here, config.model))
+        if self._files is not None and config.model is not None:
+            config = replace(config, model=await asyncio.to_thread(self._files.here, config.model))
         engine = self._engine = engine_class.create(config)
         await engine.start()
         self._running = ProgressWatch(engine, self._leave_quietly, period_s=REPORT_S, spare_short_turns=True)
@@ -201,8 +201,8 @@ class EngineHost:
     async def begin_update(self, update_id: str, version: int, mode: str, delta: bool = False) -> str:
         """Make ready for the buckets of `version`; what an earlier update left unfinished is dropped.
 
-        With `delta` the buckets hold parcels, and the answer is the update that they may differ from: "" when
-        there is none. Replies continue while buckets come, if the engine can (`inflight_update`).
+        With `delta` the buckets hold encoded tensors, and the answer is the update that they may differ from:
+        "" when there is none. Replies continue while buckets come, if the engine can (`inflight_update`).
         """
         for earlier in list(self._updates):
             await self.abandon_update(earlier)

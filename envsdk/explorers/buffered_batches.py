@@ -215,7 +215,7 @@ class BufferedBatches:
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
         await self.call(self._ask(lambda me: trainer.trained(me, step, keep_from=keep_from)))
 
-    async def look_at_engines(self) -> None:
+    async def engine_status(self) -> None:
         """Explorers have them."""
 
     async def finished(self) -> None:

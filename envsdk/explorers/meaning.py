@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.store.travel import Parcel, paths_in
+from envsdk.base.store.travel import PathContents, paths_in
 from envsdk.buffer.contract import Meaning
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import environment_spec
@@ -85,8 +85,8 @@ def _without_places(value: Any) -> Any:
     path = Path(value).expanduser()
     if not list(paths_in(value)) or not path.exists():
         return value
-    if path.is_file() and (parcel := Parcel.of(path)):
-        return f"a file ({parcel.digest[:16]})"
+    if path.is_file() and (contents := PathContents.of(path)):
+        return f"a file ({contents.digest[:16]})"
     found = sorted((str(each.relative_to(path)), each.stat().st_size) for each in path.rglob("*"))
     return f"a folder ({hashlib.sha256(repr(found).encode()).hexdigest()[:16]})"
 

@@ -23,11 +23,11 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLook:
-    """One look at the engines of a run."""
+class EngineStatus:
+    """The state of a run's engines."""
 
     busy: Sequence[tuple[float, float]]
-    """Stretches in which any of them had requests, since the last look; Unix seconds."""
+    """Stretches in which any of them had requests, since the status before; Unix seconds."""
     health: Mapping[str, EngineHealth]
     num_engines: int
     """Engines that serve or soon will."""
@@ -76,7 +76,7 @@ class BatchSource(Protocol):
         """A checkpoint holds everything before `step`."""
         ...
 
-    async def look_at_engines(self) -> EngineLook | None:
+    async def engine_status(self) -> EngineStatus | None:
         """None without engines of its own."""
         ...
 

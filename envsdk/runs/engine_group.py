@@ -19,7 +19,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from envsdk.base.processes.actor_death import ACTOR_DIED, on_the_living, reason_of_death
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import ConfigurationError, EngineError, EnvsdkError, as_envsdk_error
 from envsdk.engines.engine import EngineConfig, EngineHealth
@@ -77,7 +77,7 @@ class EngineGroupSpec:
     """Mappings of trainers, which may share accelerators with the engines."""
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that the engines run on."""
-    parcels: Parcels = field(default_factory=Parcels)
+    driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files that their machines may lack."""
 
 
@@ -85,10 +85,10 @@ class PlacedEngineHost(EngineHost):
     """An engine that sees the accelerators of its place, and no others."""
 
     def __init__(
-        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, parcels: Parcels
+        self, devices: Sequence[int], strategy_name: str, config: EngineConfig, driver_files: DriverFiles
     ) -> None:
         show_only(devices)
-        super().__init__(strategy_name, config, parcels)
+        super().__init__(strategy_name, config, driver_files)
 
 
 class EngineGroup:
@@ -265,7 +265,7 @@ class EngineGroup:
             self._fail(EngineError(self._pool.failure))
 
     def _new_actor(self, name: str) -> Any:
-        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.parcels)
+        args = (self._spec.strategy_name, self._spec.configs[name], self._spec.driver_files)
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
         where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.batch_files import read_batch
@@ -33,9 +33,9 @@ class PlayedBatches(RolloutCluster):
         model: Path,
         weights: WeightSource,
         say: Say,
-        parcels: Parcels | None = None,
+        driver_files: DriverFiles | None = None,
     ) -> None:
-        """`parcels` as of `RolloutCluster`."""
+        """`driver_files` as of `RolloutCluster`."""
         super().__init__(
             config,
             model=model,
@@ -44,13 +44,13 @@ class PlayedBatches(RolloutCluster):
             weights=weights,
             trainer_mappings=trainer_mappings(config),
             say=say,
-            parcels=parcels,
+            driver_files=driver_files,
         )
         self._folder = folder
         self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
         self.is_suspended = False
         """Whether `suspend` was called last, not `resume`."""
-        self._untold: int | None = None
+        self._pending_version: int | None = None
         """A version that engines have and the scheduler does not, because batches on disk come first."""
 
     @property
@@ -75,7 +75,7 @@ class PlayedBatches(RolloutCluster):
         """
         is_on_disk = step in self._folder.batches
         metrics = await self.give_weights(version, to_rollouts=not is_on_disk)
-        self._untold = version if is_on_disk else None
+        self._pending_version = version if is_on_disk else None
         return metrics
 
     async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
@@ -89,9 +89,9 @@ class PlayedBatches(RolloutCluster):
             del self._folder.batches[step]
             return batch
         size = batch_size or self.config.train_batch_size
-        if self._untold is not None:  # a part of its batches was on disk
-            await self.tell(self._untold)
-            self._untold = None
+        if self._pending_version is not None:  # a part of its batches was on disk
+            await self.tell(self._pending_version)
+            self._pending_version = None
         if self._request is None:
             self._request = (step, size, asyncio.ensure_future(self.new_batch(size, step)))
         asked_step, asked_size, answer = self._request

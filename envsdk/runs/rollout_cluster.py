@@ -17,19 +17,19 @@ from typing import Any
 
 import ray
 
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.ray_files import travelling
+from envsdk.managers.ray_files import find_driver_files
 from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
-from envsdk.runs.batch_source import EngineLook, Result, part_of_run
+from envsdk.runs.batch_source import EngineStatus, Result, part_of_run
 from envsdk.runs.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.runs.node_watch import NodeWatch, address_of
 from envsdk.weights.source import WeightSource
@@ -48,19 +48,19 @@ class RolloutCluster:
         weights: WeightSource,
         trainer_mappings: Sequence[Sequence[int] | None],
         say: Say,
-        parcels: Parcels | None = None,
+        driver_files: DriverFiles | None = None,
     ) -> None:
         """`trainer_mappings` are accelerators that engines may share; `say` shows the user a line.
 
-        `parcels` has what other machines may lack; found out when it is not given.
+        `driver_files` has what other machines may lack; found out when it is not given.
         """
         self.config = config
         placement = config.ray.placement
         check_placement("workers", placement.workers)
         check_placement("engines", placement.engines)
-        if parcels is None:
-            parcels = travelling(config, [model])
-        spec = replace(_engines_spec(config, model, trainer_mappings), parcels=parcels)
+        if driver_files is None:
+            driver_files = find_driver_files(config, [model])
+        spec = replace(_engines_spec(config, model, trainer_mappings), driver_files=driver_files)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
         self.rollout_scheduler: Any = None
@@ -73,7 +73,7 @@ class RolloutCluster:
                     split="train",
                     model=model,
                     engines=self.engines.actors,
-                    parcels=parcels,
+                    driver_files=driver_files,
                 ),
                 pool=worker_pool(config.train_env_manager),
                 run_seed=config.seed,
@@ -100,7 +100,7 @@ class RolloutCluster:
                         split=VAL_SPLIT,
                         model=model,
                         engines=self.engines.actors,
-                        parcels=parcels,
+                        driver_files=driver_files,
                     ),
                     pool=worker_pool(config.val_env_manager),
                     run_seed=config.seed,
@@ -186,10 +186,10 @@ class RolloutCluster:
         """No engine is given weights meanwhile."""
         return self.engines.weights_moving()
 
-    async def look_at_engines(self) -> EngineLook:
-        """One look at all of them."""
+    async def engine_status(self) -> EngineStatus:
+        """The status of all of them."""
         engines = self.engines
-        return EngineLook(
+        return EngineStatus(
             busy=await self.call(engines.busy_stretches()),
             health=await self.call(engines.health()),
             num_engines=engines.num_engines,

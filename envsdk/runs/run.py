@@ -20,7 +20,7 @@ from envsdk.config.models import RunConfig
 from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import check_start
 from envsdk.contracts.failures import EnvsdkError, Interrupted
-from envsdk.managers.ray_files import travelling
+from envsdk.managers.ray_files import find_driver_files
 from envsdk.managers.ray_nodes import this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.agentic_pipeline import AgenticPipeline
@@ -53,7 +53,7 @@ def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
 
 def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
     return PlayedBatches(
-        config, folder, model=model, weights=trainers.actor, parcels=trainers.parcels, say=say
+        config, folder, model=model, weights=trainers.actor, driver_files=trainers.driver_files, say=say
     )
 
 
@@ -99,7 +99,7 @@ async def _run(
         stack.callback(tracker.close)
         tracker.rewind(folder.first_step - 1)
         checkpoint = [] if folder.checkpoint is None else [folder.checkpoint.folder.resolve()]
-        trainers = Trainers.of(config, model, travelling(config, [model, *checkpoint]))
+        trainers = Trainers.of(config, model, find_driver_files(config, [model, *checkpoint]))
         batches = open_batches(config, folder, model, trainers, display.note)
         pipeline = AgenticPipeline(
             config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display

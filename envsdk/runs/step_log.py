@@ -111,18 +111,18 @@ class StepLog:
     async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
         num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
         speed = {"rollout/tokens_per_s": num_tokens / step_s}
-        look = await self._batches.look_at_engines()
-        if look is None:
+        engines = await self._batches.engine_status()
+        if engines is None:
             return speed
-        for start, end in look.busy:
+        for start, end in engines.busy:
             self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
-        busy_s = sum(end - start for start, end in look.busy) / max(1, look.num_engines)
+        busy_s = sum(end - start for start, end in engines.busy) / max(1, engines.num_engines)
         return {
             **speed,
             "time/engine_idle_share": max(0.0, 1.0 - busy_s / step_s),
-            "engine/serving": float(look.num_serving),
-            "engine/restarts": float(look.num_restarts),
-        } | self._engine_metrics.step(look.health, time.monotonic())
+            "engine/serving": float(engines.num_serving),
+            "engine/restarts": float(engines.num_restarts),
+        } | self._engine_metrics.step(engines.health, time.monotonic())
 
 
 def cost_meter(config: RunConfig, first_step: int) -> CostMeter:

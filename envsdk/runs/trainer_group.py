@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.base.store.atomic import storage_error
-from envsdk.base.store.travel import CHUNK_BYTES, Parcels
+from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
@@ -58,7 +58,7 @@ class TrainerSpec:
     """Its section of `ray.placement`."""
     placement: RolePlacement = field(default_factory=TrainerPlacement)
     """Nodes of the cluster that the ranks run on."""
-    parcels: Parcels = field(default_factory=Parcels)
+    driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files that their machines may lack."""
 
 
@@ -188,7 +188,7 @@ class TrainerGroup:
 
         Whether another machine shares the folder is found out by a file in it.
         """
-        if self._spec.parcels.reader is None:
+        if self._spec.driver_files.reader is None:
             await self._on_all("save", folder)
             return
         probe = folder / f".probe-{uuid.uuid4().hex}"
@@ -248,7 +248,7 @@ class TrainerGroup:
         )
         spec = self._spec
         placed = actor.options(scheduling_strategy=strategy)
-        return placed.remote(spec.strategy_name, spec.config, spec.parcels)
+        return placed.remote(spec.strategy_name, spec.config, spec.driver_files)
 
     async def _on_all(self, method: str, *args: Any) -> Any:
         """Rank 0's answer, when all have answered. Large arguments are references: one copy for all."""

@@ -15,7 +15,7 @@ from envsdk.base.net.rendezvous import free_port
 from envsdk.base.plugins import load_plugin
 from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
@@ -36,11 +36,11 @@ class TrainerHost:
     _trainer: Trainer
     _rank: TrainerRank
 
-    def __init__(self, strategy_name: str, config: TrainerConfig, parcels: Parcels | None = None) -> None:
-        """`parcels` may have the model and the checkpoint to load, should this machine lack them."""
+    def __init__(self, strategy_name: str, config: TrainerConfig, files: DriverFiles | None = None) -> None:
+        """`files` may have the model and the checkpoint to load, should this machine lack them."""
         self._strategy_name = strategy_name
         self._config = config
-        self._parcels = parcels or Parcels()
+        self._files = files or DriverFiles()
         self._weight_base = WeightBase()
 
     def meeting_point(self) -> tuple[str, int]:
@@ -58,7 +58,7 @@ class TrainerHost:
             show_only(devices)
         self._rank = rank
         trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
-        model = self._parcels.here(self._config.model)
+        model = self._files.here(self._config.model)
         self._trainer = trainer_class.create(replace(self._config, model=model, rank=rank))
 
     @property
@@ -159,7 +159,7 @@ class TrainerHost:
         self._trainer.save_pretrained(folder / "model")
 
     def load(self, folder: Path) -> None:
-        self._trainer.load(self._parcels.here(folder) / "trainer")
+        self._trainer.load(self._files.here(folder) / "trainer")
 
     def close(self) -> None:
         self._trainer.close()

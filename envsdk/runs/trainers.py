@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.config.role_models import TrainerRole
@@ -21,21 +21,21 @@ class Trainers:
 
     actor: TrainerGroup
     reference: TrainerGroup | None
-    parcels: Parcels = field(default_factory=Parcels)
+    driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files of the run that other machines may lack."""
 
     @classmethod
-    def of(cls, config: RunConfig, model: Path, parcels: Parcels) -> Self:
+    def of(cls, config: RunConfig, model: Path, driver_files: DriverFiles) -> Self:
         """Those that `config` describes, not started."""
         roles = _trainer_roles(config)
         mappings = [role.device_mapping for role in roles.values()]
         if config.actor_infer.device_mapping is not None:
             mappings.append(config.actor_infer.device_mapping)
         groups = [
-            TrainerGroup(_trainer_spec(config, key, role, model, parcels), all_mappings=mappings)
+            TrainerGroup(_trainer_spec(config, key, role, model, driver_files), all_mappings=mappings)
             for key, role in roles.items()
         ]
-        return cls(groups[0], groups[1] if len(groups) > 1 else None, parcels)
+        return cls(groups[0], groups[1] if len(groups) > 1 else None, driver_files)
 
     @property
     def groups(self) -> list[TrainerGroup]:
@@ -54,14 +54,14 @@ def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
 
 
 def _trainer_spec(
-    config: RunConfig, key: str, role: TrainerRole, model: Path, parcels: Parcels
+    config: RunConfig, key: str, role: TrainerRole, model: Path, driver_files: DriverFiles
 ) -> TrainerSpec:
     learns = role is config.actor_train
     strategy = role.strategy_args.strategy_name
     placement = config.ray.placement
     return TrainerSpec(
         key=key,
-        parcels=parcels,
+        driver_files=driver_files,
         role="trainer" if learns else "reference",
         placement=placement.trainer if learns else placement.reference,
         strategy_name=strategy,

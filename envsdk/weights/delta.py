@@ -1,10 +1,10 @@
 """Weights as the difference to what the other side has: exact, compressed, and whole where that is no longer.
 
-    sender    encode(new, base) -> parcel, for each tensor
-    receiver  decode(parcel, base) -> the tensor, bit for bit
+    sender    encode(new, base) -> encoded tensor
+    receiver  decode(encoded, base) -> the tensor, bit for bit
 
-Both sides keep the bytes that were sent last as their base. A parcel is a flat array of bytes, so it travels
-in buckets like any weight. Of each tensor the shortest form is taken:
+Both sides keep the bytes that were sent last as their base. An encoded tensor is a flat array of bytes, so it
+travels in buckets like any weight. Of each tensor the shortest form is taken:
 
     same     nothing has changed
     sparse   the places and values of what has, compressed
@@ -67,20 +67,20 @@ class WeightBase:
     def encoded(
         self, weights: Iterable[tuple[str, NDArray[Any] | Tensor]], *, as_delta: bool
     ) -> Iterator[tuple[str, Buffer]]:
-        """Parcels of these weights, which become the base; without `as_delta` each holds its whole tensor."""
+        """These weights, encoded; they become the base. Without `as_delta` each is whole."""
         for name, weight in weights:
             data, dtype, shape = as_bytes(weight)
             base = self._bytes.get(name) if as_delta else None
             yield name, encode(data, dtype, shape, base)
             self._keep(name, data)
 
-    def decoded(self, parcels: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
-        """The weights in these parcels, which become the base. Each stays valid until it is sent again.
+    def decoded(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, NDArray[Any] | Tensor]]:
+        """The weights that these hold; they become the base. Each stays valid until it is sent again.
 
-        EngineError for a parcel that is damaged, or that differs from a tensor that is not here.
+        EngineError for one that is damaged, or that differs from a tensor that is not here.
         """
-        for name, parcel in parcels:
-            data, dtype, shape = decode(name, np.asarray(parcel), self._bytes.get(name))
+        for name, encoded in tensors:
+            data, dtype, shape = decode(name, np.asarray(encoded), self._bytes.get(name))
             self._keep(name, data)
             yield name, as_array(self._bytes[name], dtype, shape)
 
@@ -93,7 +93,7 @@ class WeightBase:
 
 
 def encode(data: Buffer, dtype: str, shape: tuple[int, ...], base: Buffer | None) -> Buffer:
-    """The parcel of a tensor, given as its bytes; `base` are those that the other side has, if any."""
+    """A tensor, given as its bytes, encoded; `base` are those that the other side has, if any."""
     num_elements = int(np.prod(shape, dtype=np.int64))
     size = len(data) // num_elements if num_elements else 1
     kind, body = "whole", data
@@ -103,19 +103,19 @@ def encode(data: Buffer, dtype: str, shape: tuple[int, ...], base: Buffer | None
     return np.concatenate([np.frombuffer(len(header).to_bytes(4, "little") + header, np.uint8), body])
 
 
-def decode(name: str, parcel: Buffer, base: Buffer | None) -> tuple[Buffer, str, tuple[int, ...]]:
-    """Bytes, dtype and shape of the tensor in `parcel`. May change `base` and return it."""
+def decode(name: str, encoded: Buffer, base: Buffer | None) -> tuple[Buffer, str, tuple[int, ...]]:
+    """Bytes, dtype and shape of the tensor in `encoded`. May change `base` and return it."""
     try:
-        length = int.from_bytes(parcel[:4].tobytes(), "little")
-        header = json.loads(parcel[4 : 4 + length].tobytes())
+        length = int.from_bytes(encoded[:4].tobytes(), "little")
+        header = json.loads(encoded[4 : 4 + length].tobytes())
         kind, dtype, num_bytes = header["kind"], str(header["dtype"]), int(header["bytes"])
         shape = tuple(int(each) for each in header["shape"])
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"weight `{name}`: its parcel is damaged: {error}") from None
-    body = parcel[4 + length :]
+        raise EngineError(f"weight `{name}`: its encoding is damaged: {error}") from None
+    body = encoded[4 + length :]
     if kind == "whole":
         if len(body) != num_bytes:
-            raise EngineError(f"weight `{name}`: its parcel has {len(body)} of {num_bytes} bytes")
+            raise EngineError(f"weight `{name}`: its encoding has {len(body)} of {num_bytes} bytes")
         return body, dtype, shape
     if base is None or len(base) != num_bytes:
         raise EngineError(f"weight `{name}`: a difference came to weights that are not here")
@@ -129,7 +129,7 @@ def decode(name: str, parcel: Buffer, base: Buffer | None) -> tuple[Buffer, str,
         elif kind != "same":
             raise ValueError(f"unknown kind {kind!r}")
     except (ValueError, IndexError, zlib.error) as error:
-        raise EngineError(f"weight `{name}`: its parcel is damaged: {error}") from None
+        raise EngineError(f"weight `{name}`: its encoding is damaged: {error}") from None
     return base, dtype, shape
 
 

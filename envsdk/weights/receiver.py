@@ -121,7 +121,7 @@ class WeightReceiver:
         *,
         device: str = "cpu",
     ) -> None:
-        """With a `base` the buckets hold parcels that may differ from it. `device`: the engine's."""
+        """With a `base` the buckets hold encoded tensors that may differ from it. `device`: the engine's."""
         self._base = base
         self._loop = asyncio.get_running_loop()
         self._before_end = before_end

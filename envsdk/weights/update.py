@@ -166,7 +166,7 @@ class WeightSender:
     def send(self, weights: Iterable[tuple[str, Any]]) -> TransferReport:
         """Send everything, and return when the engines have read it. Consumes `weights` to the end."""
         started = time.perf_counter()
-        remaining, is_delta = self._parcels(weights)
+        remaining, is_delta = self._encoded(weights)
         interruption = ""
         sender: BucketSender | None = None
         try:
@@ -192,7 +192,7 @@ class WeightSender:
             interruption=interruption,
         )
 
-    def _parcels(self, weights: Iterable[tuple[str, Any]]) -> tuple[Iterator[tuple[str, Any]], bool]:
+    def _encoded(self, weights: Iterable[tuple[str, Any]]) -> tuple[Iterator[tuple[str, Any]], bool]:
         """What goes into the buckets, and whether they are differences."""
         if self._transfer.dtype == "bfloat16":
             weights = _rounded(weights)

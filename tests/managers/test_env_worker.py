@@ -67,7 +67,7 @@ class SilentScheduler:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Also keeps the worker from what only an actor has."""
-    monkeypatch.setattr(env_worker, "_note", lambda worker_id: tmp_path / "note")
+    monkeypatch.setattr(env_worker, "_kill_report_path", lambda worker_id: tmp_path / "report")
     monkeypatch.setattr(CALLS, "start_watcher", lambda *_: None)
     monkeypatch.setattr(env_worker, "collect_rarely", lambda: None)
     write_tokenizer(tmp_path, build_tokenizer(["seed turn 0 1 2 3 go"] * 2), sequence_length=512)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import ActorDiedError
 
-from envsdk.base.processes.call_watch import Note, read_note
+from envsdk.base.processes.call_watch import KillReport, read_kill_report
 from envsdk.base.processes.cpu_meter import CpuUse
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
@@ -104,9 +104,9 @@ class Worker:
         """What the long poll holds on to."""
         self.is_suspended = self.is_closed = self.is_killed = False
         self.node = f"{ray.num_workers // 2:056x}"
-        self.note_path = Path(f"{self.name}-{ray.num_workers}")
+        self.report_path = Path(f"{self.name}-{ray.num_workers}")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.note = Remote(lambda: done((self.node, self.note_path)))
+        self.kill_report = Remote(lambda: done((self.node, self.report_path)))
         self.run = Remote(lambda scheduler: self.ended)
         self.cpu = Remote(lambda: done(ray.use) if self.is_up else asyncio.Future())
         self._ray = ray
@@ -189,12 +189,12 @@ class SimulatedRay:
         self.workers: dict[str, Worker] = {}
         """The present incarnations that are alive, by name."""
         self.num_workers = 0
-        self.notes: dict[Path, Note] = {}
+        self.reports: dict[Path, KillReport] = {}
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
         return lambda body: (
-            SimpleNamespace(options=lambda **_: Remote(lambda path: done(self.notes.get(path))))
-            if body is read_note
+            SimpleNamespace(options=lambda **_: Remote(lambda path: done(self.reports.get(path))))
+            if body is read_kill_report
             else Remote(self._start)
         )
 
@@ -432,14 +432,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._say(worker, Released(slot, worker.over(slot).lease_id))
 
     @precondition(lambda self: not self.is_over)
-    @rule(data=st.data(), has_note=st.booleans())
-    def a_worker_dies(self, data: st.DataObject, has_note: bool) -> None:
+    @rule(data=st.data(), has_report=st.booleans())
+    def a_worker_dies(self, data: st.DataObject, has_report: bool) -> None:
         worker = self.workers.pop(data.draw(st.sampled_from(sorted(self.workers))))
 
         async def die() -> None:
-            if worker.playing and has_note:
+            if worker.playing and has_report:
                 slot = data.draw(st.sampled_from(sorted(worker.playing)))
-                self.ray.notes[worker.note_path] = Note(slot, "step", 1.0)
+                self.ray.reports[worker.report_path] = KillReport(slot, "step", 1.0)
             worker.die()
             for _ in range(6):
                 await asyncio.sleep(0)

@@ -66,7 +66,7 @@ def request(name: str) -> GenerationRequest:
     )
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("is_heard", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_a_lost_call_costs_the_link_and_not_the_engine(is_heard: bool) -> None:
     engine = start_engine(-1.0, token_s=0.0)
     await engine.start.remote()

@@ -86,6 +86,7 @@ def test_a_batch_is_on_disk_when_it_is_delivered_and_a_new_scheduler_goes_on_beh
     assert sorted(delivered) == list(range(12))
 
 
+@slow
 def test_without_asynchrony_nothing_is_sampled_between_a_batch_and_the_next_publication(
     start_rollouts: StartRollouts,
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_bad_environment_never_holds_a_batch_back_and_fails_alone(
     assert set(failures) == {f"environment/{kind}"}
 
 
+@slow
 def test_a_group_with_one_bad_member_is_delivered_with_its_failure(start_rollouts: StartRollouts) -> None:
     rollouts = start_rollouts(
         engine={"failure": {"rate": 0.1}}, group_size=4, batch_size=16, slots_per_tag=16
@@ -161,6 +163,7 @@ def test_a_group_with_one_bad_member_is_delivered_with_its_failure(start_rollout
     assert {str(t.failure).partition(":")[0] for t in failed} == {"engine/request_failed"}
 
 
+@slow
 def test_a_task_that_does_not_fit_ends_a_run_that_begins_and_not_one_that_has_delivered(
     start_rollouts: StartRollouts,
 ) -> None:

@@ -13,7 +13,7 @@ from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking import read_metrics
 from tests.system.jobs import Job, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 CONFIG = """
 exp_name: run
@@ -64,38 +64,39 @@ def _answer(trajectory: Trajectory) -> tuple[Any, ...]:
     return trajectory.task.tag, trajectory.task.index, turn.observation, turn.reply, turn.reward, turn.details
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Job:
-    job = job_in(tmp_path_factory.mktemp("undisturbed"), model)
+def killed_and_continued(folder: Path, model: Path, *, alpha: float = 0) -> Job:
+    """Killed between a batch reaching the disk and its training, behind the first checkpoint."""
+    job = job_in(folder, model, alpha=alpha)
+    process = job.start()
+    wait_until(job.batch(2).is_file, process)
+    process.kill()
+    process.communicate()
     code, output = job.finish()
     assert code == 0, output
     return job
 
 
-def test_a_run_on_prompts_asks_every_row_once_an_epoch_and_keeps_each_grade(undisturbed: Job) -> None:
-    undisturbed.assert_each_step_once(4)
-    trained = [t for step in range(4) for t in read_trajectories(undisturbed.batch(step))]
+def test_a_run_on_prompts_that_was_killed_asks_every_row_once_an_epoch_and_keeps_each_grade(
+    tmp_path: Path, model: Path
+) -> None:
+    job = killed_and_continued(tmp_path / "killed", model, alpha=1)
+    job.assert_each_step_once(4)
+    trained = [t for step in range(4) for t in read_trajectories(job.batch(step))]
     assert len({(t.task.tag, t.turns[0].observation) for t in trained}) == 8
     for trajectory in trained:
         [turn] = trajectory.turns
         details = json.loads(turn.details or "")
         assert details["verdict"] == trajectory.final_observation
         assert turn.observation == f"Say {details['ground_truth']}."
-    rows = read_metrics(undisturbed.run / "metrics.jsonl")
+    rows = read_metrics(job.run / "metrics.jsonl")
     assert {"val/reward/digits_val", "val/reward/short_val"} <= set(rows[0])
 
 
-def test_a_killed_run_on_prompts_ends_as_if_nothing_had_happened(
-    undisturbed: Job, tmp_path: Path, model: Path
-) -> None:
-    job = job_in(tmp_path / "killed", model)
-    process = job.start()
-    # Between a batch reaching the disk and its training, behind the first checkpoint.
-    wait_until(job.batch(2).is_file, process)
-    process.kill()
-    process.communicate()
-    code, output = job.finish()
+@pytest.mark.slow
+def test_a_killed_run_on_prompts_ends_as_if_nothing_had_happened(tmp_path: Path, model: Path) -> None:
+    undisturbed = job_in(tmp_path / "undisturbed", model)
+    code, output = undisturbed.finish()
     assert code == 0, output
-    job.assert_each_step_once(4)
+    job = killed_and_continued(tmp_path / "killed", model)
     assert evaluations(job) == evaluations(undisturbed)
     assert job.weights(4) == undisturbed.weights(4)

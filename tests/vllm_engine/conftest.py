@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "envsdk" / "inference"))  # for tiny_models
+sys.path.insert(0, str(Path(__file__).parents[1] / "envsdk" / "engines"))  # for tiny_models
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -151,11 +151,11 @@ class CallTable:
             cells[at + _DUE] and cells[at + _IS_INLINE] for at in range(1, 1 + _WIDTH * int(cells[0]), _WIDTH)
         )
 
-    def start_watcher(self, names: Mapping[int, str], note: Path) -> None:
+    def start_watcher(self, names: Mapping[int, str], report: Path) -> None:
         """Start a watcher that kills this process when a call blocks it.
 
-        `names` maps places to names for the note. The watcher writes the file `note` (see `read_note`) before
-        it kills, and ends with this process.
+        `names` maps places to names for the report. The watcher writes the file `report` (see
+        `read_kill_report`) before it kills, and ends with this process.
         """
         if self._file is None:
             return  # all environments run in processes of their own
@@ -163,7 +163,7 @@ class CallTable:
         subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", __file__),
-                *(str(os.getpid()), str(table), str(note), json.dumps(dict(names))),
+                *(str(os.getpid()), str(table), str(report), json.dumps(dict(names))),
             ],
             pass_fds=[table],
             stdin=subprocess.DEVNULL,
@@ -248,7 +248,7 @@ def _fields(path: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class KillReport:
     """Why a watcher killed its process."""
 
     name: str
@@ -257,20 +257,20 @@ class Note:
     limit_s: float
 
 
-def read_note(path: Path) -> Note | None:
-    """The note of a watcher, or None without one. Removes the file."""
+def read_kill_report(path: Path) -> KillReport | None:
+    """The report of a watcher, or None without one. Removes the file."""
     try:
         text = path.read_text()
         path.unlink()
     except OSError:
         return None
-    return Note(**json.loads(text))
+    return KillReport(**json.loads(text))
 
 
 def main(argv: list[str]) -> None:
     """Body of the watcher."""
     # The process is named: it may have ended, and this one have another parent, before this line.
-    watched, table, note, names = int(argv[0]), int(argv[1]), Path(argv[2]), json.loads(argv[3])
+    watched, table, report, names = int(argv[0]), int(argv[1]), Path(argv[2]), json.loads(argv[3])
     cells = table_in(table)
     stopped_at = 0.0
     while os.getppid() == watched:
@@ -278,8 +278,8 @@ def main(argv: list[str]) -> None:
             stopped_at = time.monotonic()
         call = overdue(cells, time.monotonic(), watched, stopped_at)
         if call is not None and not _is_stopped(watched):
-            said = Note(names[str(call.place)], call.during, call.limit_s)
-            note.write_text(json.dumps(asdict(said)))
+            killed = KillReport(names[str(call.place)], call.during, call.limit_s)
+            report.write_text(json.dumps(asdict(killed)))
             os.kill(watched, signal.SIGKILL)
             return
         time.sleep(CHECK_S)

@@ -1,7 +1,7 @@
 """Files and folders that other machines need, and that may lie on the driver's machine alone.
 
-    parcels = Parcels.of([model], reader)   # on the driver's machine; goes into the setups of processes
-    parcels.here(model)                     # anywhere: this path if it holds the same files, or a copy
+    driver_files = DriverFiles.of([model], reader)   # on the driver's machine; for the setups of processes
+    driver_files.here(model)                         # anywhere: this path if it holds the same, or a copy
 
 A copy is made once per machine, by the first process that needs it, in `travelled/DIGEST/` of the cache
 folder. It is complete or absent. Copies that no process has used for `KEEP_DAYS` are removed when another
@@ -45,7 +45,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class PathContents:
     """What a file or a folder on the driver's machine holds."""
 
     path: Path
@@ -60,7 +60,7 @@ class Parcel:
         return sum(size for _, size in self.files)
 
     @classmethod
-    def of(cls, path: Path) -> Parcel | None:
+    def of(cls, path: Path) -> PathContents | None:
         """None when there is no such file or folder, or one of very many files."""
         try:
             files = tuple(_files(path))
@@ -97,8 +97,8 @@ class Parcel:
         os.utime(copy)
         return copy / self.path.name
 
-    def _is_here(self, note: Path | None) -> bool:
-        """Whether the path holds the same files here; `note` spares all processes but one the reading."""
+    def _is_here(self, stamp: Path | None) -> bool:
+        """Whether the path holds the same files here; `stamp` spares all processes but one the reading."""
         try:
             if tuple(_files(self.path)) != self.files:
                 return False
@@ -106,13 +106,13 @@ class Parcel:
         except OSError:
             return False
         seen = hashlib.sha256(repr((self.path, times)).encode()).hexdigest()
-        if note is not None and note.is_file() and note.read_text() == seen:
+        if stamp is not None and stamp.is_file() and stamp.read_text() == seen:
             return True
-        there = Parcel.of(self.path)
+        there = PathContents.of(self.path)
         if there is None or there.digest != self.digest:
             return False
-        if note is not None:
-            note.write_text(seen)
+        if stamp is not None:
+            stamp.write_text(seen)
         return True
 
     def _fetch(self, copy: Path, reader: Reader) -> None:
@@ -126,7 +126,7 @@ class Parcel:
                 with target.open("wb") as file:
                     for chunk in _chunks(reader, source, size):
                         file.write(chunk)
-            fetched = Parcel.of(root)
+            fetched = PathContents.of(root)
             if fetched is None or fetched.digest != self.digest:
                 raise StorageError(
                     f"{self.path} changed on the driver's machine while it was copied: start the run again"
@@ -139,25 +139,25 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcels:
+class DriverFiles:
     """What may have to travel in one run, by the path on the driver's machine. Empty: nothing."""
 
-    by_path: Mapping[str, Parcel] = field(default_factory=dict)
-    """Parcels, by the path as it is written."""
+    by_path: Mapping[str, PathContents] = field(default_factory=dict)
+    """Contents by the path as it is written."""
     reader: Reader | None = None
 
     @classmethod
-    def of(cls, paths: Iterable[str | Path], reader: Reader) -> Parcels:
-        """Parcels of those paths that lead to files or folders; relative ones count from here."""
-        found = {str(path): Parcel.of(Path(path).expanduser().absolute()) for path in paths}
-        return cls({path: parcel for path, parcel in found.items() if parcel is not None}, reader)
+    def of(cls, paths: Iterable[str | Path], reader: Reader) -> DriverFiles:
+        """Those of the paths that lead to files or folders; relative ones count from here."""
+        found = {str(path): PathContents.of(Path(path).expanduser().absolute()) for path in paths}
+        return cls({path: contents for path, contents in found.items() if contents is not None}, reader)
 
     def here(self, path: Path) -> Path:
         """The path on this machine; as it is when nothing is known of it. Blocks. StorageError."""
-        parcel = self.by_path.get(str(path))
-        if parcel is None or self.reader is None:
+        contents = self.by_path.get(str(path))
+        if contents is None or self.reader is None:
             return path
-        return parcel.here(self.reader)
+        return contents.here(self.reader)
 
     def here_in(self, value: Any) -> Any:
         """The same settings with paths on this machine. Blocks. StorageError."""

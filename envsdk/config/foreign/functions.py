@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from envsdk.base.settings.nearest import nearest
 from envsdk.config.foreign.row import Place
 
 
@@ -48,8 +49,8 @@ def is_section(value: Any, place: Place) -> bool:
 
 
 def has_no(value: Any, place: Place, name: str) -> bool:
-    """Whether the value is a section without this key."""
-    return isinstance(value, Mapping) and name not in value
+    """Whether the value is a section without this key, or a misspelling of it."""
+    return isinstance(value, Mapping) and nearest(name, map(str, value)) is None
 
 
 def starts_with(value: Any, place: Place, prefix: str) -> bool:

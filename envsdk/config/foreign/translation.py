@@ -12,6 +12,8 @@ from envsdk.base.settings.problems import KeyPath, Problem, dotted
 from envsdk.config.foreign.dialect import Dialect
 from envsdk.config.foreign.row import NULL, Place, Row, filled, value_at
 
+OurKeys = Callable[[KeyPath], Collection[str] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
@@ -45,7 +47,7 @@ def translate(
     is_theirs: bool,
     variables: Collection[str],
     known: Collection[str],
-    is_ours: Callable[[KeyPath], bool],
+    our_keys: OurKeys,
     is_override: Callable[[KeyPath], bool],
 ) -> Translation:
     """The file in our keys.
@@ -56,7 +58,7 @@ def translate(
         is_theirs: Whether the file is that project's. In others, rows that are marked so do not hold.
         variables: Top-level keys that are there for `${...}` to read.
         known: Our own top-level keys.
-        is_ours: Whether a key is one of ours.
+        our_keys: Our keys in a section; None where it takes any.
         is_override: Whether the user gave a key of ours on top of the file; it then replaces the file's.
     """
     result = Translation(deepcopy(dict(data)))
@@ -83,12 +85,12 @@ def translate(
             result.remarks[path] = row.reason
         values |= {filled(key, found): (path, converted) for key, converted in ours.items()}
     if is_theirs:
-        result.problems += _unknown(result.data, dialect, is_ours)
+        result.problems += _unknown(result.data, dialect, our_keys)
         for name in dialect.sections & result.data.keys():
             if _is_blank(result.data[name]):
                 del result.data[name]
             else:
-                _strip(result.data[name], (name,), is_ours)
+                _strip(result.data[name], (name,), our_keys)
     for path, (source, value) in values.items():
         _put(result, path, value, source, is_override)
     for name in [name for name in result.data if name not in known and name in variables]:
@@ -146,17 +148,16 @@ def _items(section: Any) -> Iterator[tuple[Any, Any]]:
         yield from ((i, each) for i, each in enumerate(section) if isinstance(each, Mapping))
 
 
-def _unknown(
-    data: Mapping[str, Any], dialect: Dialect, is_ours: Callable[[KeyPath], bool]
-) -> Iterator[Problem]:
+def _unknown(data: Mapping[str, Any], dialect: Dialect, our_keys: OurKeys) -> Iterator[Problem]:
     """Keys in the project's sections that neither its table nor ours have."""
 
     def visit(section: Any, prefix: KeyPath) -> Iterator[Problem]:
+        ours = our_keys(prefix)
         for name, value in _items(section):
-            path = (*prefix, name)
-            if is_ours(path) and not isinstance(value, Mapping):
+            path, is_ours = (*prefix, name), ours is None or name in ours
+            if is_ours and not isinstance(value, Mapping):
                 continue
-            if any(row.matches_section(path) for row in dialect.rows) or is_ours(path):
+            if any(row.matches_section(path) for row in dialect.rows) or is_ours:
                 if isinstance(value, list) and not all(isinstance(each, Mapping) for each in value):
                     yield Problem(path, f"must be a list of sections with keys, not {value!r}")
                 elif isinstance(value, Mapping | list):
@@ -164,7 +165,7 @@ def _unknown(
                 elif value is not None:
                     yield Problem(path, "must be a section with keys")
             else:
-                hint = suggest(str(name), dialect.names_beside(path), known=f"keys of {dialect.name} there")
+                hint = suggest(str(name), dialect.names_beside(path) | {*(ours or ())}, known="keys there")
                 yield Problem(path, f"unknown key; {hint}")
 
     for name in dialect.sections & data.keys():
@@ -178,14 +179,15 @@ def _is_blank(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, Mapping) and _is_blank(each) for each in value)
 
 
-def _strip(section: Any, prefix: KeyPath, is_ours: Callable[[KeyPath], bool]) -> None:
+def _strip(section: Any, prefix: KeyPath, our_keys: OurKeys) -> None:
     """Remove the project's sections that are translated."""
+    ours = our_keys(prefix)
     for name, value in list(section.items()) if isinstance(section, dict) else []:
         path = (*prefix, name)
-        if not is_ours(path) and _is_blank(value):
+        if ours is not None and name not in ours and _is_blank(value):
             del section[name]
         else:
-            _strip(value, path, is_ours)
+            _strip(value, path, our_keys)
 
 
 def _put(

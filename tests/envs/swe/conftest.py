@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Trees and runtimes are made once a session."""
+    """Trees, runtimes and the index of libraries are made once, for all workers of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ENVSDK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("ENVSDK_CACHE", str(folder / "swe-cache"))
         yield
 
 

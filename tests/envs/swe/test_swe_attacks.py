@@ -490,8 +490,8 @@ def limited(task: Task, **limits: float) -> Task:
 @pytest.mark.parametrize(
     ("code", "limits", "said"),
     [
-        pytest.param("while True:\n    pass", {"timeout_s": 12.0}, "of time", marks=pytest.mark.slow),
-        ("import time\ntime.sleep(3600)", {"timeout_s": 12.0}, "of time"),
+        pytest.param("while True:\n    pass", {"timeout_s": 8.0}, "of time", marks=pytest.mark.slow),
+        ("import time\ntime.sleep(3600)", {"timeout_s": 8.0}, "of time"),
         (MANY_HOGS, {"memory_mb": 600}, "of memory"),
     ],
 )

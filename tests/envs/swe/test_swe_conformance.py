@@ -7,6 +7,6 @@ from envsdk.testing import TextEnvSuite
 TestSWE = TextEnvSuite.of(
     "envsdk/SWE-v1",
     {"num_tasks": 2, "max_steps": 4, "instructions": False},
-    max_examples=3,
+    max_examples=2,
     max_turns=10,
 )

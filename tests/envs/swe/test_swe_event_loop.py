@@ -1,90 +1,60 @@
-"""One event loop serves many episodes: heavy work runs in threads, and a call ends after its thread."""
+"""One event loop serves many episodes: work on files runs in threads, and a call ends after its thread."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envsdk.envs.swe import env as envs
-from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv
-from envsdk.envs.swe.evaluator import grade, trial
-from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.replies import format_reply
-from envsdk.envs.swe.tasks.task import Task
-from envsdk.rewards.sandbox import Image, shell_sandbox, unsandboxed
-from envsdk.rewards.sandbox.bubblewrap import backend, leases, trees
+from envsdk.rewards.sandbox import Image, SandboxBackend
 from envsdk.rewards.sandbox.bubblewrap.backend import BubblewrapBackend
-from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.threads import in_thread
 from envsdk.rewards.sandbox.unsandboxed import UnsandboxedBackend
 
-HEAVY: tuple[tuple[Any, str], ...] = (
-    (HeadTail, "content"),
-    (HeadTail, "text"),
-    (shell_sandbox, "exact"),
-    (backend, "this_system"),
-    (trees, "owned_copy"),
-    (leases, "delete"),
-    (BubblewrapBackend, "_make"),
-    (tempfile.TemporaryDirectory, "cleanup"),
-    (Task, "content_hash"),
-    (workspace, "_verdict_key"),
-    (envs, "without_surrogates"),
-    (grade, "strip"),
-    (grade, "tests_folder"),
-    (grade, "_judge"),
-    (trial, "laid_paths"),
-    (trial, "lay"),
-    (seal, "strip"),
-    (seal, "rewrite"),
-    (seal, "_copy"),
-    (seal, "_lay"),
-    (seal._Maker, "_learn"),
-    (seal._Maker, "_expect"),
-    (seal._Maker, "_wrong"),
-    (seal._Maker, "_hidden_bits"),
-    (seal.SealedTests, "judged"),
-)
-"""What may take more than a few milliseconds, by where it is looked up."""
 LARGE_BYTES = 1 << 16
+NUM_TURNS = (0, 1, 2, 4, 8, 16, 64, 256)
+"""Turns of the event loop after which a call is cancelled."""
+_watched: list[Callable[[str, tuple[Any, ...]], None]] = []
+"""An audit hook stays as long as its process: it calls these."""
 
 
 def bash(command: str) -> str:
     return format_reply(command, "bash")
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Each call of `HEAVY`, and of what fills large files in memory, with its thread."""
-    made: list[tuple[str, int]] = []
+@contextmanager
+def files_touched_below(folder: Path) -> Iterator[dict[int, set[tuple[str, str]]]]:
+    """What each thread does to files and folders below `folder`, as Python's audit events name it."""
+    touched: dict[int, set[tuple[str, str]]] = {}
 
-    def record(owner: Any, name: str, counts: Callable[..., bool] = lambda *arguments: True) -> None:
-        function = getattr(owner, name)
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        paths = [os.fsdecode(each) for each in arguments if isinstance(each, str | bytes | Path)]
+        if event.startswith(("open", "os.", "shutil.", "tempfile.")) and any(
+            path.startswith(str(folder)) for path in paths
+        ):
+            touched.setdefault(threading.get_ident(), set()).add((event, Path(paths[0]).name))
 
-        def recorded(*arguments: Any, **named: Any) -> Any:
-            if counts(*arguments):
-                made.append((f"{owner.__name__}.{name}", threading.get_ident()))
-            return function(*arguments, **named)
-
-        monkeypatch.setattr(owner, name, recorded)
-
-    for owner, name in HEAVY:
-        record(owner, name)
-    record(shell_sandbox, "_fill", lambda descriptor, content: len(content) > LARGE_BYTES)
-    return made
+    if not _watched:
+        sys.addaudithook(lambda event, arguments: [watch(event, arguments) for watch in _watched] and None)
+    _watched.append(note)
+    try:
+        yield touched
+    finally:
+        _watched.remove(note)
 
 
-def test_what_takes_long_is_called_in_threads(
-    calls: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_on_files_is_done_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENVSDK_CACHE", str(tmp_path / "cache"))
 
     async def episode() -> float:
@@ -103,12 +73,14 @@ def test_what_takes_long_is_called_in_threads(
             await env.close()
         return reward
 
-    assert asyncio.run(episode()) == 1.0
-    on_loop = {name for name, thread in calls if thread == threading.get_ident()}
-    assert not on_loop
-    never = {f"{owner.__name__}.{name}" for owner, name in HEAVY} - {name for name, _ in calls}
-    assert not never
-    assert f"{shell_sandbox.__name__}._fill" in {name for name, _ in calls}
+    with files_touched_below(tmp_path) as touched:
+        assert asyncio.run(episode()) == 1.0
+    on_loop = touched.pop(threading.get_ident(), set())
+    in_threads = set[tuple[str, str]]().union(*touched.values())
+    assert {name for _, name in on_loop if name.endswith(".py")} == set()
+    assert {event for event, _ in on_loop if event.startswith("shutil.")} == set()
+    assert {name for _, name in in_threads if name.endswith(".py")}
+    assert {"shutil.copytree", "shutil.rmtree"} & {event for event, _ in in_threads}
 
 
 class Held:
@@ -157,57 +129,67 @@ def shown(state_dir: Path) -> set[Path]:
     return {path for path in state_dir.glob("*/*") if not path.name.startswith("tree-")}
 
 
-def test_a_bubblewrap_sandbox_that_is_cancelled_while_it_starts_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held()
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """One that takes a while to copy."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    for number in range(300):
+        (folder / str(number)).write_bytes(bytes(1000))
+    return folder
 
+
+async def cancelled_after(num_turns: int, call: Coroutine[Any, Any, Any]) -> None:
+    """Cancel a call that starts a sandbox, unless it has ended; the sandbox is closed then."""
+    running = asyncio.create_task(call)
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    running.cancel()
+    try:
+        sandbox = await running
+    except asyncio.CancelledError:
+        return
+    await sandbox.close()
+
+
+def test_a_bubblewrap_sandbox_that_is_cancelled_while_it_starts_leaves_no_files(
+    tmp_path: Path, tree: Path
+) -> None:
     async def cancel() -> None:
-        made = BubblewrapBackend({"state_dir": str(tmp_path)})
+        made = BubblewrapBackend({"state_dir": str(tmp_path / "sandboxes")})
         await made.probe()
-        before = shown(tmp_path)
-        monkeypatch.setattr(
-            BubblewrapBackend, "_make", lambda self, prepared, folder, *_: held.write(folder / "file")
-        )
-        await held.cancelled(asyncio.create_task(made.start(Image())))
-        assert shown(tmp_path) == before
+        before = shown(tmp_path / "sandboxes")
+        for num_turns in NUM_TURNS:
+            await cancelled_after(num_turns, made.start(Image(tree=tree)))
+            assert shown(tmp_path / "sandboxes") == before
         await made.aclose()
 
     asyncio.run(cancel())
 
 
 def test_an_unsandboxed_copy_that_is_cancelled_while_it_is_made_leaves_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(unsandboxed, "_lay_out", lambda image, folder: held.write(folder / "tree" / "file"))
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
 
     async def cancel() -> None:
         made = UnsandboxedBackend({"commands_may_do_anything_to_this_machine": True})
-        await held.cancelled(asyncio.create_task(made.start(Image())))
+        for num_turns in NUM_TURNS:
+            await cancelled_after(num_turns, made.start(Image(tree=tree)))
+            assert not list(copies.iterdir())
 
     asyncio.run(cancel())
-    assert not list(tmp_path.iterdir())
 
 
-def test_trees_are_not_removed_while_they_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held()
-
-    async def close() -> None:
-        made = BubblewrapBackend({"state_dir": str(tmp_path / "sandboxes")})
+def test_trees_are_not_removed_while_they_are_copied(tmp_path: Path, tree: Path) -> None:
+    async def close(num_turns: int) -> None:
+        made: SandboxBackend = BubblewrapBackend({"state_dir": str(tmp_path / "sandboxes")})
         await made.probe()
-        (tmp_path / "tree").mkdir()
-        monkeypatch.setattr(trees, "owned_copy", lambda source, target, owner: held.write(target / "file"))
-        start = asyncio.create_task(made.start(Image(tree=tmp_path / "tree")))
-        await asyncio.to_thread(held.begun.wait)
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        closing = asyncio.create_task(made.aclose())
-        await asyncio.sleep(0)
-        held.let_go.set()
-        await closing
+        await cancelled_after(num_turns, made.start(Image(tree=tree)))
+        await made.aclose()
+        assert not list((tmp_path / "sandboxes").iterdir())
 
-    asyncio.run(close())
-    assert not list((tmp_path / "sandboxes").iterdir())
+    for num_turns in NUM_TURNS[::2]:
+        asyncio.run(close(num_turns))

@@ -1,4 +1,4 @@
-"""Honest patches are paid and cheats are not: one of each kind, and all of them as a slow test.
+"""Honest patches are paid and cheats are not: one of each kind, and all of them as slow tests.
 
 The corpora are in tests/envs/swe/grading; `python benchmarks/swe_grading.py` tells by kind.
 """
@@ -23,6 +23,8 @@ T = TypeVar("T", bound=Entry)
 
 QUICK_KINDS = {"reach", "runner", "equal", "reading", "surroundings", "grader", "probes", "files"}
 """Kinds of cheats whose gradings end by themselves."""
+SUBJECT = "slotcache__recency"
+"""The task whose tests are sealed by day: once, for all kinds."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,7 +35,8 @@ async def backend() -> AsyncIterator[SandboxBackend]:
 
 
 def one_of_each_kind(corpus: Sequence[T]) -> Sequence[T]:
-    return sample(corpus, len({entry.kind for entry in corpus}))
+    of_subject = [entry for entry in corpus if entry.subject.name == SUBJECT]
+    return sample(of_subject, len({entry.kind for entry in corpus}))
 
 
 async def refused(patches: Sequence[Honest], backend: SandboxBackend) -> list[str]:
@@ -45,7 +48,8 @@ async def refused(patches: Sequence[Honest], backend: SandboxBackend) -> list[st
 
 async def paid(patches: Sequence[Cheat], backend: SandboxBackend) -> list[str]:
     """Of cheats, those that are paid or masked."""
-    return [str(row) for row in await grade_all(patches, backend, at_once=2) if row.reward != 0.0]
+    graded = await grade_all(patches, backend, at_once=2, plainly=False)
+    return [str(row) for row in graded if row.reward != 0.0]
 
 
 @pytest.mark.asyncio(loop_scope="module")

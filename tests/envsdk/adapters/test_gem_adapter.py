@@ -135,9 +135,14 @@ def test_a_spawned_copy_is_in_the_same_state_and_goes_its_own_way():
     copy = env.spawn(same_state=True)
     assert copy.env.state_hash() == env.env.state_hash()
     assert copy.step("Down") == env.step("Down")
-    assert env.spawn().env._map_kwargs["size"] == 5
-    assert env.spawn(size=6).env._map_kwargs["size"] == 6
+    assert num_map_rows(env.spawn()) == 5
+    assert num_map_rows(env.spawn(size=6)) == 6
     assert env.sample_random_action() in env.env.legal_actions()
+
+
+def num_map_rows(env):
+    observation, _ = env.reset(seed=0)
+    return len(observation.splitlines()) - 1  # the legend
 
 
 def test_without_snapshots_a_state_cannot_be_spawned():

@@ -261,6 +261,14 @@ def test_what_changes_nothing_is_said(key: str, tmp_path: Path) -> None:
     assert any(name.startswith(each) for each in found)
 
 
+@pytest.mark.parametrize("section", ["actor_train", "validation"])
+def test_a_section_without_effect_for_want_of_a_misspelt_key_is_refused(section: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"{section}.*data_args\.file_nam.*did you mean `file_name`"
+    ):
+        agentic(tmp_path, f"{section}.data_args.file_nam=absent.jsonl")
+
+
 def test_environments_under_a_misspelt_key_are_not_replaced_by_others(tmp_path: Path) -> None:
     path = tmp_path / "lake.yaml"
     envs = "  Lake: {env_type: frozen_lake, max_steps: 8}\n"

@@ -15,6 +15,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.code import CodeReward
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import Reward, RewardError, Sample
+from tests.by_day import by_day
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -307,7 +308,7 @@ CHEATS_WITH_INPUT = {
 }
 
 
-@pytest.mark.parametrize("name", CHEATS_WITH_INPUT)
+@pytest.mark.parametrize("name", by_day(set(CHEATS_WITH_INPUT) - {"loops", "recurses"}, CHEATS_WITH_INPUT))
 async def test_what_a_program_does_to_itself_is_a_wrong_answer(name: str, code: CodeReward) -> None:
     program, reason = CHEATS_WITH_INPUT[name]
     reward = await scored(code, INPUT, program)
@@ -392,7 +393,7 @@ CHEATS_WITH_TESTS = {
 }
 
 
-@pytest.mark.parametrize("name", CHEATS_WITH_TESTS)
+@pytest.mark.parametrize("name", by_day(set(CHEATS_WITH_TESTS) - {"loops at once"}, CHEATS_WITH_TESTS))
 async def test_no_program_forges_a_passed_test(name: str, code: CodeReward) -> None:
     for row in (ROWS["kodcode"], ROWS["mbpp"]):
         reward = await scored(code, row, CHEATS_WITH_TESTS[name])
@@ -492,10 +493,10 @@ async def test_tests_that_need_a_package_that_is_not_there_are_masked(code: Code
     assert reward.value == 0
 
 
-async def test_sixty_four_at_once_are_all_judged(code: CodeReward) -> None:
-    programs = [ADD if number % 2 else ADD.replace("+", "-") for number in range(64)]
+async def test_many_at_once_are_all_judged(code: CodeReward) -> None:
+    programs = [ADD if number % 2 else ADD.replace("+", "-") for number in range(24)]
     rewards = await asyncio.gather(*(scored(code, CALLS, program) for program in programs))
-    assert [reward.value for reward in rewards] == [number % 2 for number in range(64)]
+    assert [reward.value for reward in rewards] == [number % 2 for number in range(24)]
 
 
 async def test_a_sandbox_that_cannot_start_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

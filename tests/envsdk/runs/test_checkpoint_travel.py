@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envsdk.base.store.travel import Parcels
+from envsdk.base.store.travel import DriverFiles
 from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 from envsdk.runs import trainer_group, trainer_host
 from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
@@ -58,7 +58,7 @@ def test_what_ranks_wrote_on_other_machines_is_in_the_drivers_folder_when_save_r
         config=TrainerConfig(model=Path(), sequence_length=8, seed=0),
         device_mapping=[0, 1, 2],
         uses_accelerators=False,
-        parcels=Parcels(reader=object()),  # type: ignore[arg-type]
+        driver_files=DriverFiles(reader=object()),  # type: ignore[arg-type]
     )
     group = TrainerGroup(spec, all_mappings=[])
     group._hosts = [

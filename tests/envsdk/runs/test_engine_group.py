@@ -289,6 +289,7 @@ async def test_an_engine_that_dies_in_a_broadcast_between_cards_leaves_the_other
         assert not any("cannot go" in line for line in group.said)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", strategy=BREAKING) as group:
         await group.publish(0)

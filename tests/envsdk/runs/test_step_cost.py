@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 class Batches:
     """A source of batches without engines of its own."""
 
-    async def look_at_engines(self) -> None:
+    async def engine_status(self) -> None:
         return None
 
 

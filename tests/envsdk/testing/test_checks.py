@@ -239,46 +239,36 @@ def test_configurations_are_drawn_from_the_constructor(config) -> None:
     assert SwitchDoesNotWork(**config).shuffled in (False, True)
 
 
-def test_the_pytest_plugin_adds_the_checks_of_an_environment(tmp_path: Path) -> None:
-    def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "envsdk.testing.pytest_plugin",
-            "-p",
-            "no:cacheprovider",
-        ]
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            [*command, *arguments, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environ,
-            check=False,
-        )
+PYTEST = ("-p", "envsdk.testing.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:asyncio")
 
-    few = ("--envsdk-examples", "3", "-k", "finite or solving")
+
+def test_the_pytest_plugin_adds_the_checks_of_an_environment(tmp_path: Path) -> None:
     names = [
         f"--envsdk-check=tests.envsdk.testing.broken_envs.{name}"
-        for name in ("line:Line", "rewards:RewardIsNotANumber")
+        for name in ("line:Line", "rewards:RewardIsNotANumber", "contract:ResetNeverReturns")
     ]
-    both = run_pytest(*names, *few)
-    assert both.returncode == 1
-    assert "1 failed, 3 passed" in both.stdout, both.stdout
-    assert "rewards.rewards_are_finite: turn 1: the reward is nan" in both.stdout
-    stuck = run_pytest(
-        "--envsdk-check=tests.envsdk.testing.broken_envs.contract:ResetNeverReturns",
-        "--envsdk-timeout=0.3",
-        "-k",
-        "reset",
+    few = ("--envsdk-examples", "3", "--envsdk-timeout", "1.5", "-k", "finite or contract.calls_return")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *PYTEST, *names, *few, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     )
-    assert "had not returned after 0.3 s" in stuck.stdout, stuck.stdout
-    unknown = run_pytest("--envsdk-check", "envsdk/Sokobna-v1")
-    assert unknown.returncode == 4
-    assert "Did you mean 'envsdk/Sokoban-v1'" in unknown.stderr
+    assert done.returncode == 1
+    assert "3 failed, 3 passed" in done.stdout, done.stdout
+    assert "rewards.rewards_are_finite: turn 1: the reward is nan" in done.stdout
+    assert "contract.calls_return: " in done.stdout
+    assert "had not returned after 1.5 s" in done.stdout
+
+
+def test_an_unknown_environment_is_an_error_in_the_arguments_of_pytest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*PYTEST, "--envsdk-check", "envsdk/Sokobna-v1", str(tmp_path)]
+    assert pytest.main(arguments) is pytest.ExitCode.USAGE_ERROR
+    assert "Did you mean 'envsdk/Sokoban-v1'" in capsys.readouterr().err
 
 
 def test_the_command_reports_and_exits_by_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:

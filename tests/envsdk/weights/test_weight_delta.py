@@ -66,10 +66,10 @@ def test_what_arrives_is_what_was_sent_bit_for_bit(
     sender, receiver = WeightBase(), WeightBase()
     for number, arrays in enumerate(history):
         weights = tensors(arrays)
-        parcels = sender.encoded(weights.items(), as_delta=number > 0)
+        encoded = sender.encoded(weights.items(), as_delta=number > 0)
         buckets = (
             Bucket(bucket.chunks, bucket.data.copy())
-            for bucket in fill_buckets(parcels, lambda: np.empty(capacity, np.uint8))
+            for bucket in fill_buckets(encoded, lambda: np.empty(capacity, np.uint8))
         )
         arrived = {
             name: torch.clone(value) if isinstance(value, torch.Tensor) else value.copy()
@@ -84,7 +84,7 @@ def test_what_arrives_is_what_was_sent_bit_for_bit(
     changes=st.dictionaries(st.integers(0, 199), st.floats(width=32), max_size=20),
 )
 @settings(deadline=None)
-def test_a_parcel_is_never_longer_than_the_whole_tensor_and_its_header(
+def test_an_encoded_tensor_is_never_longer_than_the_whole_tensor_and_its_header(
     array: np.ndarray, changes: dict[int, float]
 ) -> None:
     new = array.copy()
@@ -93,9 +93,9 @@ def test_a_parcel_is_never_longer_than_the_whole_tensor_and_its_header(
             new[place] = value
     data, dtype, shape = as_bytes(new)
     base = as_bytes(array)[0].copy()
-    parcel = encode(data, dtype, shape, base)
-    assert len(parcel) <= len(encode(data, dtype, shape, None))
-    assert same_bits(decode("w", parcel, base)[0], data)
+    encoded = encode(data, dtype, shape, base)
+    assert len(encoded) <= len(encode(data, dtype, shape, None))
+    assert same_bits(decode("w", encoded, base)[0], data)
 
 
 def test_few_changes_take_few_bytes() -> None:
@@ -116,9 +116,9 @@ def test_nothing_changed_takes_a_header() -> None:
 def test_a_difference_to_weights_that_are_not_here_is_refused() -> None:
     sender = WeightBase()
     list(sender.encoded([("w", np.zeros(100, np.float32))], as_delta=False))
-    parcels = list(sender.encoded([("w", np.ones(100, np.float32))], as_delta=True))
+    encoded = list(sender.encoded([("w", np.ones(100, np.float32))], as_delta=True))
     with pytest.raises(EngineError, match=r"`w`.*not here"):
-        list(WeightBase().decoded(parcels))
+        list(WeightBase().decoded(encoded))
 
 
 @given(data=st.data())
@@ -128,11 +128,11 @@ def test_a_damaged_parcel_is_refused_or_means_some_tensor_of_that_size(data: st.
     old = rng.integers(0, 1 << 16, 500, np.uint16)
     new = np.where(rng.random(500) < data.draw(st.sampled_from([0.05, 0.5])), old ^ 1, old).astype(np.uint16)
     content, dtype, shape = as_bytes(new)
-    parcel = encode(content, dtype, shape, as_bytes(old)[0]).copy()
-    place = data.draw(st.integers(0, len(parcel) - 1))
-    parcel[place] ^= data.draw(st.integers(1, 255))
+    encoded = encode(content, dtype, shape, as_bytes(old)[0]).copy()
+    place = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[place] ^= data.draw(st.integers(1, 255))
     try:
-        found, _, _ = decode("w", parcel[: data.draw(st.integers(0, len(parcel)))], as_bytes(old)[0].copy())
+        found, _, _ = decode("w", encoded[: data.draw(st.integers(0, len(encoded)))], as_bytes(old)[0].copy())
     except EngineError:
         return
     assert len(found) <= len(content) * 8

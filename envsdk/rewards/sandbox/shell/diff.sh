@@ -14,6 +14,7 @@ git read-tree "$base" || exit $FAILED
 git add --update --ignore-errors -- . "${SPARED[@]}" >/dev/null
 
 # New files that are no leftovers, by the rules of `envs.swe.evaluator.leftovers`, are added to the index.
+type -P sort stat xargs >/dev/null || exit $FAILED
 git ls-files -z --others --exclude-standard -- . "${SPARED[@]}" > "$GIT_DIR/new" || exit $FAILED
 declare -A environments in_folder
 while IFS= read -r -d '' path; do

@@ -11,6 +11,7 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.tasks import Task
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
+from tests.by_day import by_day
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
 
 
@@ -27,10 +28,13 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def graded(task: Task, backend: SandboxBackend) -> dict[str, Evaluation]:
+def graded(task: Task, backend: SandboxBackend, request: pytest.FixtureRequest) -> dict[str, Evaluation]:
+    """The patches of the tests that were chosen, all graded at once."""
     patches = {"gold": task.gold_patch, "empty": ""}
-    patches |= {f"broken {name}": changed(*edit) for name, edit in BROKEN.items()}
-    patches |= {f"honest {name}": changed(*edit) for name, edit in HONEST.items()}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec"):
+            name = item.callspec.params["name"]
+            patches[name] = changed(*{**BROKEN, **HONEST}[name])
 
     async def grade() -> list[Evaluation]:
         first = await evaluate(task, task.gold_patch, backend)
@@ -52,13 +56,13 @@ def test_an_empty_patch_is_not_rewarded(graded: dict[str, Evaluation]) -> None:
     assert graded["empty"].reason is Verdict.TESTS_FAILED
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", by_day(list(BROKEN)[::2], BROKEN))
 def test_a_patch_that_breaks_a_function_is_not_rewarded(name: str, graded: dict[str, Evaluation]) -> None:
-    assert graded[f"broken {name}"].reason is Verdict.TESTS_FAILED
+    assert graded[name].reason is Verdict.TESTS_FAILED
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", by_day(list(HONEST)[::2], HONEST))
 def test_a_patch_that_solves_the_task_in_another_way_is_rewarded(
     name: str, graded: dict[str, Evaluation]
 ) -> None:
-    assert graded[f"honest {name}"].resolved, graded[f"honest {name}"]
+    assert graded[name].resolved, graded[name]

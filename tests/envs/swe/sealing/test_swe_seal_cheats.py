@@ -13,6 +13,7 @@ from envsdk.envs.swe.evaluator import Evaluation, evaluate
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.rewards.sandbox import open_backend
+from tests.by_day import by_day
 
 PROBES = 'import sys\n\nPROBES = sys.modules["_envsdk_kit_probes"]\n'
 
@@ -304,22 +305,38 @@ CASES = {
 }
 
 
+ONE_OF_EACH_CLASS = (
+    "one right pair of a dictionary as often as it is long",
+    "inputs of one test as answers of another",
+    "the variant with a well-known word",
+    "truths turned around by the names of tests",
+)
+CHEATS_TEST = "test_a_cheat_is_not_paid_unless_the_task_is_said_to_be_weak"
+
+
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Evaluation]]]:
+def verdicts(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[dict[str, dict[str, Evaluation]]]:
+    """Of the cases that were chosen, all graded at once."""
     backend = open_backend("bubblewrap")
+    chosen = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == CHEATS_TEST
+    }
 
     async def grade(name: str, case: Case) -> tuple[str, dict[str, Evaluation]]:
         task = task_of(case, tmp_path_factory.mktemp("lib"))
         patches = {
             "gold": task.gold_patch,
-            "empty": "",
             "cheat": diff({"lib.py": case.base}, {"lib.py": case.cheat}),
         }
         found = await asyncio.gather(*(evaluate(task, patch, backend) for patch in patches.values()))
         return name, dict(zip(patches, found, strict=True))
 
     async def grade_all() -> dict[str, dict[str, Evaluation]]:
-        return dict(await asyncio.gather(*(grade(*item) for item in CASES.items())))
+        return dict(await asyncio.gather(*(grade(name, CASES[name]) for name in chosen)))
 
     yield asyncio.run(grade_all())
     asyncio.run(backend.aclose())
@@ -343,12 +360,11 @@ def task_of(case: Case, folder: Path) -> Task:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", by_day(ONE_OF_EACH_CLASS, CASES))
 def test_a_cheat_is_not_paid_unless_the_task_is_said_to_be_weak(
     name: str, verdicts: dict[str, dict[str, Evaluation]]
 ) -> None:
     graded = verdicts[name]
     assert graded["gold"].resolved, graded["gold"]
-    assert not graded["empty"].resolved
     assert graded["cheat"].weak is CASES[name].weak, graded["cheat"].hidden_bits
     assert graded["cheat"].weak or not graded["cheat"].resolved

@@ -72,10 +72,10 @@ def test_a_watcher_whose_process_ended_before_it_looked_ends_and_kills_nobody(tm
         ended = subprocess.Popen(["true"])
         ended.wait()
         watcher = [sys.executable, "-I", "-S", call_watch.__file__, str(ended.pid)]
-        arguments = [str(file.fileno()), str(tmp_path / "note"), '{"0": "slot"}']
+        arguments = [str(file.fileno()), str(tmp_path / "report"), '{"0": "slot"}']
         done = subprocess.run([*watcher, *arguments], pass_fds=[file.fileno()], timeout=60, check=False)
     assert done.returncode == 0
-    assert not (tmp_path / "note").exists()
+    assert not (tmp_path / "report").exists()
 
 
 def test_a_call_of_before_a_stop_has_its_whole_limit_after_it(cells: memoryview[float]) -> None:
@@ -109,7 +109,7 @@ def test_a_process_that_is_stopped_is_not_killed_for_a_call_that_does_not_return
             with monkeypatch.context() as patch:
                 patch.setattr(call_watch.os, "kill", lambda pid, _: killed.append(pid))
                 patch.setattr(call_watch.os, "getppid", lambda: next(parents, 1))
-                arguments = [str(watched.pid), str(file.fileno()), str(tmp_path / "note"), '{"0": "slot"}']
+                arguments = [str(watched.pid), str(file.fileno()), str(tmp_path / "report"), '{"0": "slot"}']
                 call_watch.main(arguments)
 
         watched.send_signal(signal.SIGSTOP)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envsdk.base.store import travel
-from envsdk.base.store.travel import Parcel, Parcels, paths_in
+from envsdk.base.store.travel import DriverFiles, PathContents, paths_in
 from envsdk.contracts.failures import StorageError
 
 
@@ -28,9 +28,9 @@ class Counting:
         return data
 
 
-def elsewhere(parcel: Parcel) -> Parcel:
+def elsewhere(contents: PathContents) -> PathContents:
     """The same files at a path that this machine does not have."""
-    return Parcel(Path("/elsewhere") / parcel.path.name, parcel.files, parcel.digest)
+    return PathContents(Path("/elsewhere") / contents.path.name, contents.files, contents.digest)
 
 
 @pytest.fixture
@@ -46,44 +46,44 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "driver"
 
 
-def parcel_of(path: Path) -> Parcel:
-    parcel = Parcel.of(path)
-    assert parcel is not None
-    return parcel
+def parcel_of(path: Path) -> PathContents:
+    contents = PathContents.of(path)
+    assert contents is not None
+    return contents
 
 
 def test_a_path_that_holds_the_same_files_here_is_used_as_it_is_and_read_once(
     driver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Counting(driver)
-    parcel = parcel_of(driver / "model")
-    assert parcel.here(reader) == driver / "model"
+    contents = parcel_of(driver / "model")
+    assert contents.here(reader) == driver / "model"
     with monkeypatch.context() as patch:
         patch.setattr(travel, "_digest_ends", None)
-        assert parcel.here(reader) == driver / "model"
+        assert contents.here(reader) == driver / "model"
     assert not reader.num_bytes
     (driver / "model" / "sub" / "weights").write_bytes(bytes(3500))
     with pytest.raises(ValueError, match="is not in the subpath of"):
-        parcel.here(reader)  # it would be fetched
+        contents.here(reader)  # it would be fetched
 
 
 def test_processes_of_a_machine_that_lacks_a_folder_fetch_it_once(driver: Path) -> None:
     reader = Counting(driver)
-    parcel = elsewhere(parcel_of(driver / "model"))
+    contents = elsewhere(parcel_of(driver / "model"))
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(parcel.here(reader))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(contents.here(reader))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(set(found)) == 1
-    assert Parcel.of(found[0]) == Parcel(found[0], parcel.files, parcel.digest)
+    assert PathContents.of(found[0]) == PathContents(found[0], contents.files, contents.digest)
     assert (found[0] / "sub" / "weights").read_bytes() == (driver / "model" / "sub" / "weights").read_bytes()
-    assert sum(reader.num_bytes.values()) == parcel.num_bytes == 3502
+    assert sum(reader.num_bytes.values()) == contents.num_bytes == 3502
 
 
 def test_a_folder_of_other_content_at_the_same_path_is_not_taken_for_it(driver: Path, tmp_path: Path) -> None:
-    parcel = parcel_of(driver / "model")
+    contents = parcel_of(driver / "model")
     os.rename(driver, tmp_path / "moved")
     (driver / "model").mkdir(parents=True)
     (driver / "model" / "config.json").write_text("{other}")
@@ -92,13 +92,13 @@ def test_a_folder_of_other_content_at_the_same_path_is_not_taken_for_it(driver: 
         def read(self, path: Path, offset: int, size: int) -> bytes:
             return super().read(Path("/elsewhere") / path.relative_to(driver), offset, size)
 
-    here = parcel.here(Moved(tmp_path / "moved"))
+    here = contents.here(Moved(tmp_path / "moved"))
     assert here != driver / "model"
     assert (here / "config.json").read_text() == "{}"
 
 
 def test_a_copy_that_broke_off_leaves_nothing_and_is_made_again(driver: Path, tmp_path: Path) -> None:
-    parcel = elsewhere(parcel_of(driver / "model"))
+    contents = elsewhere(parcel_of(driver / "model"))
 
     class Broken(Counting):
         def read(self, path: Path, offset: int, size: int) -> bytes:
@@ -107,16 +107,16 @@ def test_a_copy_that_broke_off_leaves_nothing_and_is_made_again(driver: Path, tm
             return super().read(path, offset, size)
 
     with pytest.raises(StorageError, match="Cannot copy from the driver's machine to"):
-        parcel.here(Broken(driver))
+        contents.here(Broken(driver))
     assert [path for path in (tmp_path / "cache" / "travelled").iterdir() if path.is_dir()] == []
-    assert parcel.here(Counting(driver)).is_dir()
+    assert contents.here(Counting(driver)).is_dir()
 
 
 def test_files_that_change_while_they_travel_are_refused(driver: Path) -> None:
-    parcel = elsewhere(parcel_of(driver / "model"))
+    contents = elsewhere(parcel_of(driver / "model"))
     (driver / "model" / "sub" / "weights").write_bytes(bytes(3500))
     with pytest.raises(StorageError, match="changed on the driver's machine"):
-        parcel.here(Counting(driver))
+        contents.here(Counting(driver))
 
 
 def test_old_copies_go_when_another_is_made_unless_a_process_uses_them(
@@ -146,8 +146,8 @@ def test_paths_in_settings_are_replaced_wherever_they_stand(
         "text": "model",
     }
     assert list(paths_in(settings)) == ["rows.jsonl", "gone.jsonl", f"{driver}/model"]
-    parcels = Parcels.of(paths_in(settings), Counting(driver))
-    assert parcels.here_in(settings) == settings | {"files": [f"{driver}/rows.jsonl", "gone.jsonl"]}
+    driver_files = DriverFiles.of(paths_in(settings), Counting(driver))
+    assert driver_files.here_in(settings) == settings | {"files": [f"{driver}/rows.jsonl", "gone.jsonl"]}
 
 
 def test_a_machine_whose_cache_cannot_be_written_uses_what_is_shared(
@@ -162,5 +162,5 @@ def test_a_machine_whose_cache_cannot_be_written_uses_what_is_shared(
 
 def test_a_folder_of_very_many_files_stays_where_it_is(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(travel, "MAX_FILES", 2)
-    assert Parcel.of(driver / "model") is None
-    assert Parcels().here(Path("/anything")) == Path("/anything")
+    assert PathContents.of(driver / "model") is None
+    assert DriverFiles().here(Path("/anything")) == Path("/anything")

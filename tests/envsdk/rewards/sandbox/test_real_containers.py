@@ -319,7 +319,8 @@ async def test_a_task_in_a_container_image_is_graded(
         cheat = await evaluate(task, leaving, backend, strict=False)
         assert (cheat.reward, cheat.reason) == (0.0, Verdict.TAMPERED), cheat
         hang = diff({"calc.py": buggy["calc.py"]}, {"calc.py": "while True:\n    pass\n"})
-        slow = replace(task, limits=replace(task.limits, timeout_s=5.0))
-        assert (await evaluate(slow, hang, backend, strict=False)).infrastructure
+        brief = replace(task, limits=replace(task.limits, timeout_s=30.0))
+        endless = await evaluate(brief, hang, backend, strict=False)
+        assert (endless.reward, endless.reason) == (0.0, Verdict.EXHAUSTED), endless
     finally:
         engine.call("rmi", "--force", "localhost/envsdk-task:1")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap.backend import advice
 from envsdk.rewards.sandbox.bubblewrap.state import measure
 from envsdk.rewards.sandbox.remote import END_ALL
@@ -54,3 +56,23 @@ def test_what_is_measured_is_what_is_there(tmp_path: Path) -> None:
     usage = measure([tmp_path, tmp_path / "missing"])
     assert usage.files == 5
     assert 100_000 <= usage.bytes < 200_000
+
+
+def test_a_comparison_fails_where_a_program_that_finds_new_files_is_missing(
+    repository: Path, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "cat", "git", "mkdir", "sort", "stat", "xargs"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+
+    def returncode() -> int:
+        script = scripts.diff_script(str(repository / ".git"), str(tmp_path))
+        environ = {"PATH": str(programs), "SANDBOX_WORKDIR": str(repository)}
+        return subprocess.run(
+            ["bash", "-c", script], env=environ, capture_output=True, check=False
+        ).returncode
+
+    assert returncode() == 0
+    (programs / "xargs").unlink()
+    assert returncode() == scripts.FAILED
