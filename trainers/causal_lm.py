@@ -204,8 +204,8 @@ class CausalLM:
         return {"attention_mask": mask_BTT.unsqueeze(1), "position_ids": depths_BT}
 
     def _pairs_per_token(self) -> float:
-        """From operations: 2 for each weight of a layer, 4 for each channel of a pair's queries, which take
-        about eight times as long (measured on a CPU: a half to an eighth of this value are as fast)."""
+        """Operations of a layer for a token, 2 for each weight, over those for a pair, 4 for each channel,
+        which take some eight times as long (measured on a CPU)."""
         config = self.model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
