@@ -43,13 +43,12 @@ class CausalLM:
         settings: TransformersArgs,
         device: torch.device | str = "cpu",
         lora: LoRA | None = None,
-        precision: Precision | None = None,
     ) -> None:
-        """`lora` is in the model already. `precision` None: that of a model in float32."""
+        """`lora` is in the model already."""
         self.lora = lora
         self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))
-        self.use(precision or settings.precision("float32"))
+        self.use(settings.precision("float32"))
         self.value_head: nn.Linear | None = None
         if with_value_head:
             self.value_head = nn.Linear(self.model.config.get_text_config().hidden_size, 1)
@@ -101,20 +100,14 @@ class CausalLM:
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
-        precision = settings.precision(stored_dtype(folder))
         adapter = None
         if settings.lora is not None:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
-        return cls(
-            model,
-            with_value_head=with_value_head,
-            settings=settings,
-            device=device,
-            lora=adapter,
-            precision=precision,
-        )
+        found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
+        found.use(settings.precision(stored_dtype(folder)))
+        return found
 
     def use(self, precision: Precision) -> None:
         """Compute in this precision from now on."""
@@ -169,10 +162,9 @@ class CausalLM:
         settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
         if not self._projects:
             logits_NV, hidden_NH = self.forward(batch)
-            logprobs_N, entropy_N = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
-            with torch.no_grad():
-                tops_N = torch.log_softmax(logits_NV.float() / temperature, -1).amax(-1)
-            return ProjectedTokens(logprobs_N, entropy_N, tops_N), hidden_NH
+            tops_N, _ = token_logprobs_and_entropy(logits_NV.detach(), logits_NV.argmax(-1), **settings)
+            found = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
+            return ProjectedTokens(*found, tops_N), hidden_NH
         self._project = partial(projected_tokens, ids_N=targets_N, dtype=self.dtype, **settings)
         try:
             scores_N3, hidden_NH = self.forward(batch)
@@ -212,15 +204,14 @@ class CausalLM:
         return {"attention_mask": mask_BTT.unsqueeze(1), "position_ids": depths_BT}
 
     def _pairs_per_token(self) -> float:
-        """From operations: 2 for each weight of a layer, 4 for each channel of a pair's queries, of which
-        attention does about half as many in the same time (measured on a CPU)."""
+        """Operations of a layer for a token, 2 for each weight, over those for a pair, 4 for each channel,
+        which take some eight times as long (measured on a CPU)."""
         config = self.model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
             return 0.0
         layer = self.model.base_model.layers[0]
-        weights = sum(p.numel() for p in layer.parameters())
-        return float(weights / (4 * layer.self_attn.o_proj.in_features))
+        return float(sum(p.numel() for p in layer.parameters()) / (16 * layer.self_attn.o_proj.in_features))
 
     def _checkpoint_without_dropout(self) -> None:
         # transformers recomputes activations only in training mode, which would also switch dropout on.

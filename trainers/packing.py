@@ -98,24 +98,18 @@ def pack(
     token. Rows share a line while that saves time; with 0 none do.
     """
     lines = share_lines(rows, max_tokens, pairs_per_token)
-    shares = divide([line.num_inputs for line in lines], world_size)
-    groups = [_groups([lines[index] for index in share], max_tokens) for share in shares]
+    shares = divide([_num_inputs(rows, line) for line in lines], world_size)
+    groups = [_groups(rows, [lines[index] for index in share], max_tokens) for share in shares]
     batches = [_pad(rows, group, pad_id) for group in groups[rank]]
     num_missing = max(map(len, groups)) - len(batches)
     if num_missing:
         shortest = min(range(len(rows)), key=lambda index: len(rows[index].input_ids))
-        line = Line(members=((shortest, 0),), num_inputs=len(rows[shortest].input_ids))
-        batches += [replace(_pad(rows, [line], pad_id), is_filler=True)] * num_missing
+        batches += [replace(_pad(rows, [[(shortest, 0)]], pad_id), is_filler=True)] * num_missing
     return batches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Rows whose inputs stand in one line; see `share_lines`."""
-
-    members: tuple[tuple[int, int], ...]
-    """Index of each row, and how many of its first inputs are those of the row before it."""
-    num_inputs: int
+Line = list[tuple[int, int]]
+"""Rows whose inputs stand in one line: index of each, and how many of its first inputs are there already."""
 
 
 def share_lines(rows: Sequence[Row], max_tokens: int, pairs_per_token: float) -> list[Line]:
@@ -124,30 +118,27 @@ def share_lines(rows: Sequence[Row], max_tokens: int, pairs_per_token: float) ->
     In the order of their inputs, rows that begin alike are neighbors. Each continues the line of the one
     before it if the inputs saved are worth more than attention over a longer line costs.
     """
-    if pairs_per_token <= 0:
-        return [Line(members=((i, 0),), num_inputs=len(row.input_ids)) for i, row in enumerate(rows)]
     lines: list[Line] = []
+    before, length = np.zeros(0, np.int64), 0
     # As bytes, big-endian numbers sort like the numbers.
-    order = sorted(range(len(rows)), key=lambda index: rows[index].input_ids.astype(">i8").tobytes())
-    for before, index in zip([None, *order], order, strict=False):
-        own = len(rows[index].input_ids)
-        if before is not None:
-            line = lines[-1]
-            shared = _num_shared(rows[before].input_ids, rows[index].input_ids)
-            longer = line.num_inputs + own - shared
-            more_pairs = longer**2 - line.num_inputs**2 - own**2
-            if longer <= max_tokens and shared * pairs_per_token > more_pairs:
-                lines[-1] = Line(members=(*line.members, (index, shared)), num_inputs=longer)
-                continue
-        lines.append(Line(members=((index, 0),), num_inputs=own))
+    for index in sorted(range(len(rows)), key=lambda index: rows[index].input_ids.astype(">i8").tobytes()):
+        inputs = rows[index].input_ids
+        least, own = min(len(before), len(inputs)), len(inputs)
+        shared = int(np.argmin(np.append(before[:least] == inputs[:least], False)))
+        longer = length + own - shared
+        saves = shared * pairs_per_token > longer**2 - length**2 - own**2
+        if lines and pairs_per_token and longer <= max_tokens and saves:
+            lines[-1].append((index, shared))
+            length = longer
+        else:
+            lines.append([(index, 0)])
+            length = own
+        before = inputs
     return lines
 
 
-def _num_shared(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """First inputs that are the same."""
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
+def _num_inputs(rows: Sequence[Row], line: Line) -> int:
+    return sum(len(rows[index].input_ids) - shared for index, shared in line)
 
 
 def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
@@ -164,26 +155,27 @@ def divide(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return shares
 
 
-def _groups(lines: Sequence[Line], max_tokens: int) -> list[list[Line]]:
+def _groups(rows: Sequence[Row], lines: Sequence[Line], max_tokens: int) -> list[list[Line]]:
     """`lines`, longest first, in runs that fit the budget once padded to their first."""
     groups: list[list[Line]] = []
     start = 0
     while start < len(lines):
-        stop = start + max(1, max_tokens // lines[start].num_inputs)
+        stop = start + max(1, max_tokens // _num_inputs(rows, lines[start]))
         groups.append(list(lines[start:stop]))
         start = stop
     return groups
 
 
 def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
-    longest = max(line.num_inputs for line in lines)
+    lengths = [_num_inputs(rows, line) for line in lines]
+    longest = max(lengths)
     input_ids_BT = np.full((len(lines), longest), pad_id, np.int64)
     depths_BT = np.zeros_like(input_ids_BT)
-    ends_BT = np.tile(np.arange(1, longest + 1), (len(lines), 1))  # padding sees and is seen by itself
+    ends_BT = np.tile(np.arange(1, longest + 1), (len(lines), 1))  # padding sees itself alone
     positions: list[NDArray[np.int64]] = []
     for number, line in enumerate(lines):
         path, end = np.zeros(0, np.int64), 0
-        for index, shared in line.members:
+        for index, shared in line:
             inputs = rows[index].input_ids
             start, end = end, end + len(inputs) - shared
             path = np.concatenate([path[:shared], np.arange(start, end)])
@@ -191,12 +183,12 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
             depths_BT[number, start:end] = np.arange(shared, len(inputs))
             ends_BT[number, path] = end
             positions.append(number * longest + path[rows[index].scored - 1])
-    members = [index for line in lines for index, _ in line.members]
+    members = [index for line in lines for index, _ in line]
     return MicroBatch(
         rows=tuple(members),
         input_ids_BT=input_ids_BT,
         tree=Tree(depths_BT=depths_BT, ends_BT=ends_BT) if len(members) > len(lines) else None,
         positions_N=np.concatenate(positions),
         targets_N=np.concatenate([rows[index].targets for index in members]),
-        num_real_tokens=sum(line.num_inputs for line in lines),
+        num_real_tokens=sum(lengths),
     )

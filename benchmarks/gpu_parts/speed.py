@@ -219,7 +219,8 @@ def estimated_gib(
     estimates = load_plugin("envsdk.settings", f"trainers.{strategy}.strategy_config")(**settings)
     memory = dict(estimates.training_memory(sizes, num_ranks=1, num_tokens=at_once))
     masks = np.concatenate([sequence.response_mask for sequence in batch.sequences])
-    return float(sum(memory.values()) - sizes.logit_bytes(at_once) * (1 - masks.mean())) / 2**30
+    logits = memory.get("logits, if every token is scored", 0.0)
+    return float(sum(memory.values()) - logits * (1 - masks.mean())) / 2**30
 
 
 def training(bench: Bench, name: str, shape: ModelShape, kind: TrainerKind, peak: float) -> Iterator[Row]:

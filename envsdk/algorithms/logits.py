@@ -63,15 +63,8 @@ class _Projection(torch.autograd.Function):
     """The gradient of log p(id) by the logits is onehot(id) - p, that of H is -p (log p + H)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_NH: Tensor,
-        weight_VH: Tensor,
-        ids_N: Tensor,
-        dtype: torch.dtype,
-        temperature: float,
-        entropy_gradient: bool,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, ids_N: Tensor, *settings: Any) -> Any:
+        dtype, temperature, entropy_gradient = settings
         weight = weight_VH.to(dtype)
         parts = []
         for hidden, ids in _chunks(len(weight), hidden_NH.to(dtype), ids_N):
@@ -92,12 +85,11 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, ids_N, normalizers_N, entropy_N = ctx.saved_tensors
-        by_logprob_N, by_entropy_N = gradients[0], gradients[1]
         weight = weight_VH.to(ctx.dtype)
         by_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         parts = []
         for hidden, ids, normalizers, entropies, by_logprob, by_entropy in _chunks(
-            len(weight), hidden_NH.to(ctx.dtype), ids_N, normalizers_N, entropy_N, by_logprob_N, by_entropy_N
+            len(weight), hidden_NH.to(ctx.dtype), ids_N, normalizers_N, entropy_N, *gradients[:2]
         ):
             surprisals = (hidden @ weight.t()).float().div_(-ctx.temperature).add_(normalizers[:, None])
             by_logits = surprisals.neg().exp_()
@@ -109,9 +101,8 @@ class _Projection(torch.autograd.Function):
             parts.append(by_logits @ weight)
             if by_weight_VH is not None:
                 by_weight_VH += by_logits.t() @ hidden
-        by_hidden_NH = torch.cat(parts).to(hidden_NH.dtype)
         by_weight = None if by_weight_VH is None else by_weight_VH.to(weight_VH.dtype)
-        return by_hidden_NH, by_weight, None, None, None, None
+        return torch.cat(parts).to(hidden_NH.dtype), by_weight, None, None, None, None
 
 
 def _chunks(vocab_size: int, *tensors_N: Tensor) -> Iterator[tuple[Tensor, ...]]:
