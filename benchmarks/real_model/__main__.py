@@ -83,7 +83,10 @@ def accuracy(model: Path, out: Path) -> float:
     """Share of the held-out rows that it answers right, sampled at temperature 1."""
     result = out / "accuracy.json"
     command = [sys.executable, "-m", "envsdk", "evaluate", str(CONFIG), "--model", str(model)]
-    run([*command, "--episodes", "256", "--out", str(out / "log"), "--json", str(result)], out / "evaluate.log")
+    run(
+        [*command, "--episodes", "256", "--out", str(out / "log"), "--json", str(result)],
+        out / "evaluate.log",
+    )
     return float(json.loads(result.read_text())["total"]["success_rate"])
 
 
