@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ray
 
 from envsdk.weights.buckets import Bucket, Buffer, Memory, UpdateInterrupted
 from envsdk.weights.device_memory import Handle, collect, share, synchronize
@@ -80,6 +79,8 @@ class ObjectStoreBucketSender(BucketSender):
         return self._buffer  # the store has a copy of what was in it
 
     def payloads(self, bucket: Bucket, number: int, engines: Sequence[str]) -> dict[str, Any]:
+        import ray  # here, because the benchmark on a GPU needs no Ray
+
         return dict.fromkeys(engines, ray.put(bucket.data))
 
 

@@ -25,6 +25,9 @@ MODULES = [
     "envsdk.rollouts.play.rollout",
     "envsdk.rollouts.results.trajectories",
     "envsdk.rewards.reward",
+    "envsdk.weights.senders",
+    "envsdk.weights.receiver",
+    "envsdk.weights.group",
 ]
 
 DATA = ["envsdk.trainers.warm_start.fine_tuning"]
