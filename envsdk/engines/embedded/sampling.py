@@ -163,7 +163,9 @@ def _filter(logits_BV: Tensor, shape: Mapping[str, Tensor]) -> Tensor:
     ordered, order = logits_BV.topk(_LIKELIEST, -1)
     kept = _cut(ordered, logits_BV, shape)
     filtered = torch.full_like(logits_BV, -torch.inf).scatter_(1, order, kept)
-    reaches_further = (kept[:, -1:] > -torch.inf) | (shape["top_k"] > _LIKELIEST)
+    # Tokens as likely as the last of the top k are kept, too.
+    least = ordered.gather(1, shape["top_k"].clamp(1, _LIKELIEST) - 1)
+    reaches_further = (kept[:, -1:] > -torch.inf) | (shape["top_k"] > 0) & (ordered[:, -1:] >= least)
     for row in reaches_further.squeeze(1).nonzero().flatten().tolist():
         one = slice(row, row + 1)
         ordered, order = logits_BV[one].sort(dim=-1, descending=True)
