@@ -46,7 +46,8 @@ def test_a_run_trains_evaluates_and_leaves_one_folder(finished: tuple[Job, str])
     assert (job.run / "report.html").stat().st_size > 10_000
     assert (job.run / "config.yaml").is_file()
     assert "actor_train: attention by sdpa (flash)" in output
-    assert read_kernels(job.run) == {"actor_train": {"attention": "sdpa (flash)"}}
+    products = "float32: the checkpoint names float32, not bfloat16"
+    assert read_kernels(job.run) == {"actor_train": {"attention": "sdpa (flash)", "products": products}}
     assert list((job.run / "tensorboard").iterdir())
 
 
