@@ -41,6 +41,7 @@ _WORDS = re.compile(
 )
 _LETTER = re.compile(r"\(?(?:\\text\s*\{\s*)?\(?([A-J])\)?[.:)]?\s*\}?\)?")
 _CHOSEN = re.compile(r"(?:\\text\s*\{\s*)?(?:\(([A-J])\)|([A-J])[.):])\s*\}?\s*.*", re.DOTALL)
+_LAST_SIDE = re.compile(r"=|\\approx|≈")
 
 
 class MathArgs(Extraction):
@@ -50,6 +51,9 @@ class MathArgs(Extraction):
     """Decimals to which math-verify rounds a decimal number before it compares."""
     strict: bool = True
     """math-verify compares the names of variables too. A set is never a tuple."""
+    evaluated: bool = False
+    """Where the ground truth is a number, the answer must end in that number: `28 + 6` is not 34. For prompts
+    that state what is to be computed, which a policy learns to repeat."""
 
 
 class MathReward(RewardFunction):
@@ -78,6 +82,8 @@ class MathReward(RewardFunction):
             return Reward(value=0.0, verdict=found.problem or "no answer found", correct=False)
         if answer != truth and _depth(answer) > _MAX_DEPTH:
             return Reward(value=0.0, verdict="the answer is nested too deeply", correct=False)
+        if self.args.evaluated and number(truth) is not None and not self._ends_in(answer, truth):
+            return Reward(value=0.0, verdict=f"{short(answer)} does not end in {short(truth)}", correct=False)
         if self._is_same(answer, truth):
             return Reward(value=1.0, verdict=f"{short(answer)} is right", correct=True)
         return Reward(value=0.0, verdict=f"{short(answer)} is not {short(truth)}", correct=False)
@@ -97,6 +103,11 @@ class MathReward(RewardFunction):
         if problem := unusable(given := stated_truth(row)):
             return problem
         return _problem_of(str(given), self.args.max_answer_chars)
+
+    @staticmethod
+    def _ends_in(answer: str, truth: str) -> bool:
+        last = _LAST_SIDE.split(answer)[-1].strip()
+        return number(quantity(last).value) == number(truth)
 
     def _is_same(self, answer: str, truth: str) -> bool:
         if answer == truth:

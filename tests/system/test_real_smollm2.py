@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,13 @@ import envsdk
 from envsdk.base.store.hub import hub_folder, known_folder
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.evaluate import evaluate
+from envsdk.tracking import read_metrics
+
+EXAMPLE = Path(__file__).parents[2] / "examples/rlvr_smollm2.yaml"
 
 pytestmark = [
     pytest.mark.models,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif("ENVSDK_TEST_MODELS" not in os.environ, reason="fetches 93 MB: make test-models"),
 ]
 
@@ -70,3 +76,10 @@ def test_it_plays_by_its_name(folder: Path) -> None:
     )
     assert episode.failure is None
     assert episode.turns
+
+
+def test_it_learns_word_problems(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "envsdk.train", str(EXAMPLE), "max_steps=24", "eval_steps=0"]
+    subprocess.run([*command, f"output_dir={tmp_path}"], check=True, cwd=tmp_path)
+    rewards = [row["reward/mean"] for row in read_metrics(tmp_path / "rlvr_smollm2/metrics.jsonl")]
+    assert sum(rewards[-6:]) / 6 > sum(rewards[:6]) / 6 + 0.1

@@ -314,3 +314,28 @@ def test_a_list_equals_itself_in_any_order_and_no_list_with_another_number(
 def test_any_answer_has_a_notation_and_a_shape(pieces: list[str]) -> None:
     text = expression("".join(pieces))
     assert isinstance(shape_of(quantity(text).value).parts, tuple)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_right"),
+    [
+        ("34", True),
+        ("28 + 6 = 34", True),
+        ("The answer is 34 coins.", True),
+        ("34.0", True),
+        ("28 + 6", False),
+        ("The answer is 28 + 6", False),
+        ("28 + 6 = 28 + 6", False),
+        ("28 + 6 \u2248 8", False),
+        ("28 + 7 = 34", False),
+    ],
+)
+def test_a_sum_that_is_only_repeated_is_no_answer_where_evaluated_is_set(said: str, is_right: bool) -> None:
+    reward = MathReward(MathArgs(evaluated=True))
+    assert reward.score(Sample(response=said, row={"ground_truth": "34"})).correct == is_right
+    assert MATH.score(Sample(response="28 + 6", row={"ground_truth": "34"})).correct
+
+
+def test_a_formula_need_not_be_evaluated() -> None:
+    reward = MathReward(MathArgs(evaluated=True))
+    assert reward.score(Sample(response="$x + 1$", row={"ground_truth": "1 + x"})).correct
