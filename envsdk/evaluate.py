@@ -224,6 +224,9 @@ def _players(played: Sequence[Evaluation]) -> list[str]:
     folders = [str((each.config["model"] or {}).get("folder", "")) for each in played]
     if len(set(folders)) == 1:
         return [each.config["policy"] for each in played]
+    names = [Path(folder).name for folder in folders]
+    if len(set(names)) == len(set(folders)):
+        return names
     return [os.path.relpath(folder, os.path.commonpath(folders)) for folder in folders]
 
 

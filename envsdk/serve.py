@@ -16,6 +16,7 @@ from pydantic import Field
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.settings.options import Argument, Option, Options
+from envsdk.base.store.named_models import is_named_model
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.warm_start import make_tiny_policy
 
@@ -37,8 +38,8 @@ class ServeOptions(Options):
     """With a YAML: a Hugging Face folder or a checkpoint instead of its `pretrain`."""
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
     """Where ended sessions go as trajectories; without it nothing is kept."""
-    name: Annotated[str, Option(metavar="NAME")] = "policy"
-    """What requests give as `model`."""
+    name: Annotated[str | None, Option(metavar="NAME")] = None
+    """What requests give as `model`; when absent the model's name, or `policy` where it has none."""
     host: str = "127.0.0.1"
     """Address to serve on. Anything but loopback sends the token and all texts unencrypted: only in a network
     you trust."""
@@ -67,7 +68,7 @@ def command(options: ServeOptions) -> None:
     model = find_model(options.source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
     is_fixed, generating = options.fixed_sampling, model.generating
     config = EndpointConfig(
-        model_name=options.name,
+        model_name=options.name or (options.source if is_named_model(options.source) else "policy"),
         sequence_length=model.sequence_length,
         host=options.host,
         port=options.port,

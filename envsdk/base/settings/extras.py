@@ -8,6 +8,7 @@ from envsdk.contracts.failures import ConfigurationError
 
 EXTRA_OF = {
     "datasets": "datasets",
+    "accelerate": "smollm2",
     "gguf": "smollm2",
     "httpx2": "openai",
     "hypothesis": "testing",

