@@ -24,7 +24,7 @@ PROMPTS, RESPONSES = 16, 8
 def train(model: str, num_steps: int, seed: int, out: Path) -> None:
     """Train and save the model in `out`."""
     torch.set_num_threads(2)
-    reward = MathReward(MathArgs())
+    reward = MathReward(MathArgs(evaluated=True))
 
     def score(
         completions: list[list[dict[str, str]]], ground_truth: list[str], **columns: Any
@@ -44,7 +44,7 @@ def train(model: str, num_steps: int, seed: int, out: Path) -> None:
         reward_funcs=score,
         train_dataset=datasets.Dataset.from_list(rows),
         args=GRPOConfig(
-            output_dir=str(out / "trl"), max_steps=num_steps, seed=seed, learning_rate=1e-5,
+            output_dir=str(out / "trl"), max_steps=num_steps, seed=seed, learning_rate=2e-5,
             lr_scheduler_type="constant_with_warmup", warmup_steps=3, max_grad_norm=1.0, beta=0.0,
             per_device_train_batch_size=PROMPTS * RESPONSES, num_generations=RESPONSES,
             max_completion_length=16, temperature=1.0, gradient_checkpointing=False,
