@@ -117,6 +117,24 @@ class CausalLM:
         self.autocast_dtype = None if self.dtype is torch.float32 else self.dtype
         """Precision of the forward pass where it is not that of the weights."""
 
+    @torch.no_grad()
+    def dither(self, seed: int) -> None:
+        """Move weights that are bfloat16 numbers by up to half of the way to the next one, at random.
+
+        Products round weights to bfloat16. Of weights on that grid, rounding takes back every update below
+        half a step: after 60 steps on SmolLM2-135M 57 % of what was learned, and the policy that learned was
+        0.18 nats from the one that was published. Between the grid's points a share of the weights that is in
+        proportion to the update moves on. An adapter's weights are on no grid.
+        """
+        if self.dtype is torch.float32 or self.lora is not None:
+            return
+        generator = torch.Generator().manual_seed(seed)
+        for weight in self.model.parameters():
+            if weight.ndim > 1:
+                step = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+                step *= (weight == weight.bfloat16()) & (weight != 0)
+                weight += step * (torch.rand(weight.shape, generator=generator).to(weight.device) - 0.5)
+
     @property
     def vocab_size(self) -> int:
         return int(self.model.get_input_embeddings().num_embeddings)

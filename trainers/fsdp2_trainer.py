@@ -56,6 +56,7 @@ class Fsdp2Trainer(TorchTrainer):
         device = join_process_group(config.rank)
         found = all_gather(model.precision)
         model.use(min(found, key=lambda precision: precision.dtype != "float32"))
+        model.dither(config.seed)
         mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         shard_model(model, mesh, device, strategy)
         return cls(model, config=config, algorithm=algorithm, training=training)

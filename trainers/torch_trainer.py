@@ -75,6 +75,7 @@ class TorchTrainer(PolicyTrainer):
             device=strategy.device,
             seed=config.seed,
         )
+        model.dither(config.seed)
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     @property

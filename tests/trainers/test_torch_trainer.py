@@ -707,3 +707,26 @@ def test_learning_rate_warms_up_and_decays_to_its_end() -> None:
     assert [learning_rate_at(step, linear) for step in (4, 6, 12, 99)] == [1.0, 0.75, 0.0, 0.0]
     constant = cosine.model_copy(update={"lr_scheduler_type": "constant"})
     assert learning_rate_at(99, constant) == 1.0
+
+
+def test_an_update_below_a_step_of_bfloat16_reaches_the_products(model_folder, make_config, tmp_path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    stored = {name: weight.detach().float() for name, weight in model.named_parameters()}
+    half = make_config(model=tmp_path, strategy_config={"dtype": "bfloat16"})
+    trainer, again = TorchTrainer.create(half), TorchTrainer.create(half)
+    assert_same_weights(trainer, again)
+    taken = wanted = 0.0
+    for name, weight in trainer.model.model.named_parameters():
+        if weight.ndim == 1:
+            assert torch.equal(weight, stored[name])
+            continue
+        step = torch.ldexp(torch.ones_like(weight), torch.frexp(stored[name]).exponent - 8)
+        assert ((weight - stored[name]).abs() <= step / 2).all()
+        update = 0.1 * step * stored[name].sign()
+        assert torch.equal((stored[name] + update).bfloat16(), stored[name].bfloat16())
+        taken += float(((weight + update).bfloat16().float() - weight.bfloat16().float()).abs().sum())
+        wanted += float(update.abs().sum())
+    assert 0.9 < taken / wanted < 1.1
+    exact = TorchTrainer.create(make_config(model=tmp_path, strategy_config={"dtype": "float32"}))
+    assert all(torch.equal(weight, stored[name]) for name, weight in exact.model.model.named_parameters())
