@@ -123,18 +123,11 @@ def test_each_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     assert [message for message in messages if message not in code] == []
 
 
-def test_the_file_of_the_small_model_page_is_a_valid_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (block,) = [
-        token.content
-        for token in MarkdownIt().parse((ROOT / "docs" / "small-model.md").read_text())
-        if token.type == "fence" and token.info == "yaml"
-    ]
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(block)
-    config = load_config("small.yaml", to_explain=True).config
-    assert config.rollout_batch_size == config.train_env_manager.num_env_groups * 8
+@pytest.mark.parametrize("name", ["agentic_qwen3_one_gpu", "agentic_smollm2", "rlvr_smollm2"])
+def test_the_file_of_a_page_on_a_real_model_is_a_valid_run(name: str) -> None:
+    config = load_config(str(ROOT / f"examples/{name}.yaml"), to_explain=True).config
+    assert config.max_steps in (40, 60)
+    assert config.rollout_batch_size in (16, 64)
 
 
 _COMMANDS = "train|collect|evaluate|replay|reward|report|sft|serve|serve_env|check|init|view|envs"
