@@ -58,11 +58,11 @@ def test_a_shipped_example_loads_by_its_bare_name(
     if "alfworld" in example and find_spec("fast_downward") is None:
         pytest.skip("needs ALFWorld's engine: make install-alfworld")
     monkeypatch.chdir(tmp_path)
-    needs_gpu = "one_gpu" in example
-    loaded = load_config(example, to_explain=needs_gpu)
+    asks_for_more = "one_gpu" in example or "smollm2" in example  # a GPU, a download
+    loaded = load_config(example, to_explain=asks_for_more)
     # The programs of a job share a folder.
     assert loaded.config.exp_name == re.sub("_(trainer|explorer)$", "_job", Path(example).stem)
-    assert load_config(Path(example).stem, to_explain=needs_gpu).config == loaded.config
+    assert load_config(Path(example).stem, to_explain=asks_for_more).config == loaded.config
 
 
 def test_the_two_agentic_examples_differ_in_alpha_and_name_alone() -> None:
