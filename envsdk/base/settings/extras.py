@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from envsdk.contracts.failures import ConfigurationError
 
 EXTRA_OF = {
-    "datasets": "datasets",
     "accelerate": "smollm2",
+    "datasets": "datasets",
     "gguf": "smollm2",
     "httpx2": "openai",
     "hypothesis": "testing",
