@@ -123,7 +123,7 @@ class RolloutCluster:
         were_full = False
         while True:
             await asyncio.sleep(HEALTH_CHECK_S)
-            if (are_full := self.engines.are_full) is not were_full:
+            if (are_full := self.engines.pool.has_queue) is not were_full:
                 were_full = are_full
                 told = (_quiet(each.engines_are_full.remote(are_full)) for each in self._schedulers)
                 await asyncio.gather(*told)
@@ -188,9 +188,9 @@ class RolloutCluster:
         return EngineStatus(
             busy=await self.call(engines.busy_stretches()),
             health=await self.call(engines.health()),
-            num_engines=engines.num_engines,
-            num_serving=engines.num_serving,
-            num_restarts=engines.num_restarts,
+            num_engines=engines.pool.num_engines,
+            num_serving=engines.pool.num_serving,
+            num_restarts=engines.pool.num_restarts,
         )
 
     async def suspend(self) -> None:
