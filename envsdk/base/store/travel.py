@@ -43,6 +43,16 @@ class Reader(Protocol):
         ...
 
 
+class FileServer:
+    """A `Reader` of what its process may read; the body of an actor on the machine that has the files."""
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+
 @dataclass(frozen=True, slots=True)
 class PathContents:
     """What a file or a folder on the driver's machine holds."""

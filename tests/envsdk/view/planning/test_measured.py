@@ -9,7 +9,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.managers.ledger_types import Lease
 from envsdk.view.planning.measured import Measured, measured
-from envsdk.view.planning.workload import Timings
+from envsdk.view.planning.workload import Timings, dropped_groups
 
 GROUP = 4
 STEP_S = 10.0
@@ -96,7 +96,7 @@ def test_the_other_times_are_those_of_the_steps() -> None:
     assert timings.train.seconds(250.0 * GROUP * 2.5, 2) == pytest.approx(10.0)
     assert timings.train.seconds(250.0 * GROUP * 2.5, 4) == pytest.approx(5.0)
     assert found.step_s == pytest.approx(100.0)
-    assert found.workload.episodes.rejects(0) is not None
+    assert dropped_groups(found.workload.episodes, 0) is not None
 
 
 def test_the_time_in_which_a_run_was_dead_is_no_part_of_a_step() -> None:
