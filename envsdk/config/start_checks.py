@@ -95,7 +95,7 @@ def _asked(config: RunConfig) -> dict[str, Mapping[str, Any]]:
     managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
     tags = dict.fromkeys(tag for manager in managers for tag in manager.tags)
     envs = {tag: config.custom_envs[tag] for tag in tags}
-    return {tag: env.env_config for tag, env in envs.items() if env.env_type == PROMPTS_ENV}
+    return {tag: plugins.arguments(env) for tag, env in envs.items() if env.env_type == PROMPTS_ENV}
 
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:

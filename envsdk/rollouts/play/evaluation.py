@@ -31,7 +31,7 @@ from envsdk.base.store.source_digest import source_digest
 from envsdk.base.store.tally import Tally, wilson_interval
 from envsdk.config import RunConfig
 from envsdk.config.env_arguments import short_name
-from envsdk.config.plugins import environment_class, environment_spec
+from envsdk.config.plugins import arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Task, Trajectory
@@ -292,7 +292,7 @@ def _content(config: RunConfig, tags: Iterable[str], policy: str) -> dict[str, A
     return {
         "code": source_digest(classes, [policy, *(each.env_config for each in played.values())]),
         "prompts": {
-            tag: open_prompts(source_of(each.env_config)).digest()
+            tag: open_prompts(source_of(arguments(each))).digest()
             for tag, each in played.items()
             if each.env_type == PROMPTS_ENV
         },
