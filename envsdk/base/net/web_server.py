@@ -96,7 +96,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        number = errno.EADDRNOTAVAIL if isinstance(error, socket.gaierror) else error.errno
+        number = error.errno if error.errno in errno.errorcode else errno.EADDRNOTAVAIL  # no name of a host
         raise OSError(number, error.strerror, f"{host}:{port}") from error
 
 
