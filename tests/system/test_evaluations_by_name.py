@@ -141,12 +141,16 @@ def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
     Path("rows.jsonl").write_text('{"prompt": "1=", "ground_truth": "1"}\n{torn\n{"other": 1}\n')
     done = run_here(main, "rows.jsonl", "--reward", "exact", "--policy", "oracle")
     assert done.returncode == 0, done.stderr
-    assert "note: 2 rows of rows.jsonl cannot be used and are not asked: rows.jsonl:2 is no JSON" in done.stderr
+    assert (
+        "note: 2 rows of rows.jsonl cannot be used and are not asked: rows.jsonl:2 is no JSON" in done.stderr
+    )
     Path("rows.jsonl").write_text("{torn\n")
     for name in (["rows.jsonl", "--reward", "exact"], ["Prompts", "files=rows.jsonl", "reward=exact"]):
         done = run_here(main, *name, "--policy", "oracle")
         assert done.returncode == 2
-        assert done.stderr.startswith(("error: evaluation rows: 1 problem", "error: envsdk/Prompts-v1: 1 problem"))
+        assert done.stderr.startswith(
+            ("error: evaluation rows: 1 problem", "error: envsdk/Prompts-v1: 1 problem")
+        )
         assert "none of the 1 rows of rows.jsonl can be used" in done.stderr
 
 

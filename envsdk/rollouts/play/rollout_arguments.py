@@ -206,9 +206,10 @@ def _source(
     elif isinstance(env, str | Path):
         if env_config:
             if (name := whole_id(str(env))) not in environment_ids():
+                named = resolve_source(env).name
                 raise ConfigurationError(
-                    f"env_config is for an environment; the tags of {resolve_source(env).name} have their own: "
-                    "use overrides=['custom_envs.TAG.env_config.KEY=VALUE']"
+                    f"env_config is for an environment; the tags of {named} have their own: use "
+                    "overrides=['custom_envs.TAG.env_config.KEY=VALUE']"
                 )
             spec = registry.spec(name)
     elif env_config:
