@@ -176,6 +176,7 @@ def _play(options: EvaluateOptions, spec: EvalSpec | None, out: Path | None, *, 
             command=canonical_command("eval" if sys.argv[1:2] == ["eval"] else "evaluate", sys.argv),
             supervised=True,
             on_start=progress.start,
+            on_turns=progress.turns,
             on_played=lambda trajectory: progress.played(
                 1, int(trajectory.success), int(trajectory.failure is not None)
             ),

@@ -121,11 +121,11 @@ class EnginePolicy(Policy):
             history = tuple((each["role"], each["content"]) for each in turn.history)
             return self._first_prompt(turn.system, turn.prompt, history)
         if len(log) == 0:
-            system, history, tools = turn.system, turn.history, turn.tools
             if not writes_tools(self.chat):
-                system, history, tools = "", spelled_out(opening(system, history), tools), ()
+                before = spelled_out(opening(turn.system, turn.history), turn.tools)
+                return self.chat.first_prompt(system="", user=turn.prompt, history=before, room=room)
             return self.chat.first_prompt(
-                system=system, user=turn.prompt, tools=tools, history=history, room=room
+                system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
             )
         return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)
 

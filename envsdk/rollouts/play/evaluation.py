@@ -191,6 +191,7 @@ def evaluate(
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Trajectory], None] | None = None,
+    on_turns: Callable[[int], None] | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
     form: PolicyForm | None = None,
 ) -> Evaluation:
@@ -251,7 +252,7 @@ def evaluate(
         to_play = {position: task for position, task in tasks.items() if position not in ended}
         if to_play and supervised and player.may_hang and form is None:
             shares = [_Tasks(player, to_play, samples)]
-            play_supervised(shares, lambda ended: on_trajectory(*ended))
+            play_supervised(shares, lambda ended: on_trajectory(*ended), on_turns)
         elif to_play:
             player.play(to_play.items(), on_trajectory, group_size=samples)
     order = {tag: number for number, tag in enumerate(episodes)}
