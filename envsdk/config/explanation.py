@@ -283,7 +283,7 @@ def _settings(role: Role, kind: str) -> BaseModel | None:
 
 
 def _on_cpu(settings: object, memory: Memory) -> float:
-    """Bytes of main memory; 0 where the role runs on another device, or on whichever a rank finds."""
+    """Bytes of main memory; 0 unless the role's settings name the CPU as its device."""
     return sum(memory.values()) if getattr(settings, "device", "") == "cpu" else 0.0
 
 

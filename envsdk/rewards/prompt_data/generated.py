@@ -63,6 +63,6 @@ def generated_file(name: str) -> Path:
 
 
 def _code_digest(module: str) -> str:
-    """Of the code that makes the rows: other code may make other rows under the same name."""
+    """A digest of the code that makes the rows: other code may make other rows under the same name."""
     files = (sys.modules[each].__file__ for each in (module, generated_rows.__name__, __name__))
     return hashlib.sha256(b"".join(Path(str(file)).read_bytes() for file in files)).hexdigest()[:12]
