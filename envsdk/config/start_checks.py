@@ -46,7 +46,7 @@ def check_packages(config: RunConfig) -> None:
     declaring = [*settings, *(load_plugin(plugins.TRACKERS, name) for name in config.trackers)]
     more = {module for each in declaring for module in getattr(each, "needs", ())}
     if config.mode != "both":
-        more.add("sqlalchemy")
+        more |= {"sqlalchemy", *(("starlette", "uvicorn") if config.mode == "serve" else ())}
     require("this run", "ray", "torch", "transformers", "safetensors", *sorted(more))
 
 

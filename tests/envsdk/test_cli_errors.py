@@ -137,6 +137,7 @@ def test_what_the_plug_ins_of_a_run_need_is_asked_for_before_it_begins(
         (["rlvr_smollm2.yaml", "rewards.math.worker_cls=ifeval"], "langdetect", "rlvr"),
         (["agentic_sync.yaml", "actor_train.strategy_args.strategy_config.lora={rank: 8}"], "peft", "lora"),
         (["rlvr_explorer.yaml"], "sqlalchemy", "train"),
+        (["rlvr_explorer.yaml", "mode=serve"], "uvicorn", "view"),
     ],
 )
 def test_explaining_says_what_the_settings_of_a_run_need_and_is_not_installed(
