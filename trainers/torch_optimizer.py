@@ -37,6 +37,13 @@ def set_learning_rate(groups: Iterable[dict[str, Any]], step: int, args: Trainin
     return learning_rate
 
 
+def dither_of(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Up to half of the way from each bfloat16 number in a float32 `weight` to the next one, at random."""
+    step = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+    step *= (weight == weight.bfloat16()) & (weight != 0)
+    return step * (torch.rand(weight.shape, generator=generator).to(weight.device) - 0.5)
+
+
 class Optimizer:
     """AdamW over named parameters: accumulate -> step -> accumulate ...
 
