@@ -294,7 +294,7 @@ async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(
     async with engine_group(tmp_path, "one", strategy=BREAKING) as group:
         await group.publish(0)
         (tmp_path / "one" / "broken").touch()
-        await until(lambda: group.num_running == 0)
+        await until(lambda: not group.pool.incarnations)
         (tmp_path / "one" / "broken").unlink()
         await until(lambda: group.joined == [("one", 0)])
         assert len(engine_processes()) == 1
@@ -324,7 +324,7 @@ async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path)
 async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", deeds={"0": "refuse"}, max_restarts=1) as group:
         os.kill(min(engine_processes()), signal.SIGKILL)
-        await until(lambda: group.num_running == 0)
+        await until(lambda: not group.pool.incarnations)
         assert await group.publish(0) is None
         with pytest.raises(EngineError, match="is not one of the model's"):
             await asyncio.wait_for(group.failed, timeout=60)
@@ -376,7 +376,7 @@ async def test_engines_come_with_the_queue_and_go_with_it(tmp_path: Path) -> Non
         await until(lambda: group.left == ["two"])
         (tmp_path / "two" / "idle").touch()
         await until(lambda: len(engine_processes()) == 1)
-        assert group.pool.num_serving == group.num_engines == 1
+        assert group.pool.num_serving == group.pool.num_engines == 1
         assert group.pool.num_restarts == 0
 
 
