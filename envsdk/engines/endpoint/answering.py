@@ -483,7 +483,7 @@ def _function(call: ToolCall) -> dict[str, Any]:
 
 
 def _as_sampled(session: Session, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message with the session's calls as the policy wrote them: clients add defaults to what they repeat."""
+    """A message with the session's calls as the policy wrote them: clients add defaults to them."""
     if not session.calls or "tool_calls" not in message:
         return message
     calls = [{"function": session.calls.get(call["id"], call["function"])} for call in message["tool_calls"]]
