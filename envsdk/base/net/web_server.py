@@ -154,7 +154,7 @@ class _Connection(H11Protocol):
 
 
 class _OneWritePerTurn:
-    """A transport that writes at once what one turn of the event loop gives it: a response's headers and body.
+    """A transport that sends what one turn of the event loop writes at once: a response's headers and body.
 
     Two writes wake the client twice, which costs as much CPU time as the rest of a short request.
     """
