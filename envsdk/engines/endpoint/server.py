@@ -25,6 +25,7 @@ from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import OnEnded
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.tool_calls.reading import ToolParser
 
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5
@@ -46,6 +47,7 @@ class EndpointConfig:
     """What opens everything; empty makes one up."""
     rules: SamplingRules = field(default_factory=SamplingRules)
     """Rules of requests without a session, and of sessions that are opened over HTTP."""
+    tool_parser: ToolParser = "auto"
     max_body_bytes: int = 16 * 1024**2
     max_sessions: int = 4096
     """Open at the same time."""
@@ -81,7 +83,9 @@ class Endpoint:
         self.sessions = SessionBook(
             self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
         )
-        self._answerer = Answerer(proxy, chat, sequence_length=config.sequence_length)
+        self._answerer = Answerer(
+            proxy, chat, sequence_length=config.sequence_length, tool_parser=config.tool_parser
+        )
         self._app = EndpointApp(
             answerer=self._answerer,
             sessions=self.sessions,
