@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,13 @@ from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
-from envsdk.engines.endpoint.messages import settled, spelled_out, template_messages
+from envsdk.engines.endpoint.messages import (
+    observation,
+    settled,
+    spelled_out,
+    takes_system,
+    template_messages,
+)
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
@@ -48,7 +54,6 @@ COMPLETION_MAX_TOKENS = 16
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
-_PROBE = "envsdktoolprobe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +137,8 @@ class Answerer:
     ) -> None:
         self.chat = chat
         self.sequence_length = sequence_length
-        self._writes_tools = _writes_tools(chat)
-        self._reader = ReplyReader(chat, tool_parser, writes_tools=self._writes_tools)
-        self._takes_system = _takes_system(chat)
+        self._reader = ReplyReader(chat, tool_parser)
+        self._takes_system = takes_system(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -178,8 +182,9 @@ class Answerer:
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
-        keys = message_keys(messages, fields.tools)
-        shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
+        told = messages if session is None else [session.as_sampled(message) for message in messages]
+        keys = message_keys(told, fields.tools)
+        shown = messages if self._reader.writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys, messages) if session is not None else None
         if found is not None:
             parent, count = found
@@ -190,7 +195,7 @@ class Answerer:
                     ids=[*parent.ids, *new_ids],
                     new_ids=new_ids,
                     parent=parent,
-                    observation=_observation(messages, behind=count),
+                    observation=observation(messages, behind=count),
                     key=keys[-1],
                 )
         try:
@@ -198,7 +203,7 @@ class Answerer:
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=observation(messages), key=keys[-1])
 
     def _behind(
         self,
@@ -286,8 +291,12 @@ class Answerer:
         prompt: Prompt,
         sampling: SamplingParams,
         on_piece: OnPiece | None = None,
+        *,
+        unique: str,
     ) -> Answer:
         """Sample one reply and record it. Canceling this ends the request, and nothing is recorded.
+
+        `unique` is part of the ids of its calls.
 
         Raises ApiError when the engines fail or the session ends meanwhile.
         """
@@ -314,6 +323,7 @@ class Answerer:
             )
         held_back = text.finish()
         read = self._reader.read(fields, text.whole)
+        calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(read.calls))
         if session is not None:
             raw = self.chat.decode(reply.token_ids)
             recorded = RecordedReply(
@@ -332,17 +342,18 @@ class Answerer:
                 thought=split_thought(read.shown)[0],
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
             )
+            session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(read))
             session.record.add(recorded, key=key)
         num_shown = len(text.whole) - len(held_back)
         return Answer(
             content=read.shown,
-            tool_calls=read.calls,
+            tool_calls=calls,
             rest=read.shown[num_shown:],
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
             version_spans=reply.version_spans(),
-            finish_reason="tool_calls" if read.calls else finish_reason,
+            finish_reason="tool_calls" if calls else finish_reason,
             stop=text.stop,
             fills_context=len(prompt.ids) + len(reply.token_ids) >= self.sequence_length,
             top=reply.top,
@@ -478,39 +489,9 @@ def _assistant_message(reply: Reading) -> dict[str, Any]:
     """The reply as the client will repeat it."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.shown}
     if reply.calls:
-        message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in reply.calls
-        ]
+        message["tool_calls"] = [{"function": _function(call)} for call in reply.calls]
     return message
 
 
-def _writes_tools(chat: ChatTokenizer) -> bool:
-    """Whether the model's chat template shows the functions that it may call."""
-    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
-    asked = [{"role": "user", "content": ""}]
-    try:
-        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
-    except jinja2.TemplateError:
-        return True
-
-
-def _takes_system(chat: ChatTokenizer) -> bool:
-    """Whether the model's chat template writes a system message inside a conversation where it stands."""
-    turns = [("user", "envsdk1"), ("system", _PROBE), ("assistant", "envsdk2"), ("user", "envsdk3")]
-    try:
-        text = chat.render([{"role": role, "content": content} for role, content in turns])
-    except jinja2.TemplateError:
-        return False
-    places = [text.find(content) for _, content in turns]
-    return min(places) >= 0 and places == sorted(places)
-
-
-def _observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
-    """The text behind the policy's last message, but for the system message at the beginning of all."""
-    told: list[str] = []
-    for number in range(len(messages) - 1, behind - 1, -1):
-        role = messages[number]["role"]
-        if role == "assistant" or (role == "system" and number == 0):
-            break
-        told.append(messages[number]["content"])
-    return "\n".join(reversed(told))
+def _function(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": json.loads(call.arguments)}

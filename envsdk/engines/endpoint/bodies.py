@@ -83,8 +83,7 @@ class OpenAiWriter(ReplyWriter):
             delta = self._delta(index, answer.rest, is_last=True)
             if answer.tool_calls:
                 delta["tool_calls"] = [
-                    {"index": number, **call}
-                    for number, call in enumerate(self._tool_calls(index, answer.tool_calls))
+                    {"index": number, **call} for number, call in enumerate(_tool_calls(answer.tool_calls))
                 ]
             choice: dict[str, Any] = {"delta": delta}
         else:
@@ -138,7 +137,7 @@ class OpenAiWriter(ReplyWriter):
             message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, **parts}
             if answer.tool_calls:
                 message["content"] = message["content"] if message["content"].strip() else None
-                message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
+                message["tool_calls"] = _tool_calls(answer.tool_calls)
             choice["message"] = message
         else:
             choice["text"] = (prompt.text if self.echoes else "") + answer.content
@@ -152,16 +151,6 @@ class OpenAiWriter(ReplyWriter):
                 name: None if after[name] is None else before[name] + after[name] for name in after
             }
         return choice | self._version_spans(answer)
-
-    def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": f"call_{self.reply_id}_{index}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(calls)
-        ]
 
     def _delta(self, index: int, text: str, *, is_last: bool = False) -> dict[str, Any]:
         """Fields of a message with some more of a reply."""
@@ -208,6 +197,13 @@ class OpenAiWriter(ReplyWriter):
         """Likeliest tokens of one position. A token that cannot be drawn is none of them."""
         pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
         return [(self.head.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
 
 
 def _logprobs(

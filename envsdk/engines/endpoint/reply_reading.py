@@ -13,15 +13,17 @@ from envsdk.engines.endpoint.wire import ChatFields, SamplingFields
 from envsdk.engines.tool_calls.formats import FORMATS, HERMES, format_of, read_reply, schemas_of
 from envsdk.engines.tool_calls.reading import THOUGHT, AttemptStatus, Reading, ToolParser
 
+_PROBE = "envsdktoolprobe"
 _logger = logging.getLogger(__name__)
 
 
 class ReplyReader:
     """Reads the replies of one model. Keeps nothing between them."""
 
-    def __init__(self, chat: ChatTokenizer, tool_parser: ToolParser, *, writes_tools: bool) -> None:
-        """`tool_parser` as in `EndpointConfig`. `writes_tools`: whether the chat template does."""
-        found = format_of(chat) if writes_tools else HERMES
+    def __init__(self, chat: ChatTokenizer, tool_parser: ToolParser) -> None:
+        """`tool_parser` as in `EndpointConfig`."""
+        self.writes_tools = _writes_tools(chat)
+        found = format_of(chat) if self.writes_tools else HERMES
         if tool_parser != "auto":
             found = FORMATS[tool_parser]
         elif found is None:
@@ -57,3 +59,13 @@ class ReplyReader:
         if not fields.reads_tool_calls:
             return Reading(AttemptStatus.NONE, text if reading.calls else reading.shown)
         return replace(reading, calls=reading.calls[:1]) if fields.ends_with_first_call else reading
+
+
+def _writes_tools(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template shows the functions that it may call."""
+    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+    asked = [{"role": "user", "content": ""}]
+    try:
+        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
+    except jinja2.TemplateError:
+        return True

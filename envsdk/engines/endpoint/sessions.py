@@ -57,6 +57,8 @@ class Session:
     state_hash: str | None = None
     """Hash of the environment's present state; recorded with the replies to it."""
     record: ConversationRecord = field(default_factory=ConversationRecord)
+    calls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Names and arguments of the tool calls in its replies, by the ids that clients were given."""
     rewards: list[Reward] = field(default_factory=list)
     running: set[asyncio.Future[Any]] = field(default_factory=set)
     """Replies that are being sampled; ending the session cancels them."""
@@ -76,6 +78,13 @@ class Session:
     def next_number(self) -> int:
         """Number of a reply that is asked for, from 0."""
         return next(self._numbers)
+
+    def as_sampled(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message with this session's calls as the policy wrote them: clients add defaults to them."""
+        if not self.calls or "tool_calls" not in message:
+            return message
+        calls = [{"function": self.calls.get(call["id"], call["function"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
 
     def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
         """For the latest reply."""

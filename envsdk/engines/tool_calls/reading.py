@@ -70,6 +70,8 @@ class ToolCall:
     name: str
     arguments: str
     """JSON of an object."""
+    id: str = ""
+    """Its name in the messages of clients, which repeat it and give its result."""
 
 
 @dataclass(frozen=True, slots=True)
