@@ -46,7 +46,7 @@ class ReplyReader:
         return ReplyText(
             self._decode,
             stops=fields.stops,
-            begun=self._begun,
+            begun="" if fields.structure else self._begun,
             calls=self.calls if fields.reads_tool_calls or self.calls.plain else None,
             ends_with_first_call=fields.ends_with_first_call,
         )
