@@ -6,7 +6,6 @@ import json
 from typing import Literal
 
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING, read_reply, schemas_of
-from envsdk.engines.tool_calls.reading import AttemptStatus
 
 ActionFormat = Literal["bash", "tool"]
 ACTION_FORMATS: tuple[ActionFormat, ...] = ("bash", "tool")
@@ -26,7 +25,7 @@ TOOL_SCHEMA = {
 }
 """The tool of the format `tool`, for chat templates that list tools."""
 
-_SCHEMAS = schemas_of([TOOL_SCHEMA])
+SCHEMAS = schemas_of([TOOL_SCHEMA])
 
 _FENCE = "```"
 _OPEN, _CLOSE = f"{_FENCE}bash", f"\n{_FENCE}"
@@ -51,11 +50,6 @@ def parse_reply(reply: str, action_format: ActionFormat) -> tuple[str, str]:
     if len(commands) == 1 and commands[0]:
         return commands[0], ""
     return "", format_error(0 if len(commands) == 1 else len(commands), action_format)
-
-
-def attempt(reply: str) -> AttemptStatus:
-    """How the attempt of a reply of the format `tool` to call went."""
-    return read_reply(reply, tools=_SCHEMAS).status
 
 
 def format_error(num_found: int, action_format: ActionFormat) -> str:
@@ -94,7 +88,7 @@ def _bash_blocks(reply: str) -> list[str]:
 def _tool_commands(reply: str) -> list[str]:
     """The command of each call; empty for a call that is not one of `bash` with a command."""
     commands = []
-    for call in read_reply(reply, tools=_SCHEMAS).calls:
+    for call in read_reply(reply, tools=SCHEMAS).calls:
         command = json.loads(call.arguments).get("command")
         is_command = call.name == TOOL_NAME and isinstance(command, str)
         commands.append(command.strip() if is_command else "")

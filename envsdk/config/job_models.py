@@ -9,7 +9,6 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 
 from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.section import Section, distinct
-from envsdk.engines.tool_calls.reading import ToolParser
 
 Mode = Literal["both", "train", "explore", "bench", "serve"]
 
@@ -94,7 +93,5 @@ class ServeArgs(Section):
     you trust."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free one."""
-    tool_parser: ToolParser = "auto"
-    """The format in which tool calls are read; `auto`: the one that the model's chat template writes."""
     out: Annotated[Path, Field(strict=False)] | None = None
     """Where ended sessions go as trajectories; without it nothing is kept."""

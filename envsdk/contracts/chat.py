@@ -45,8 +45,7 @@ _REPLY = "envsdkreplysentinel"
 _USER = "envsdkusersentinel"
 
 # Observations that could change the tokens around them: empty, with white space at an end, with digits or
-# letters
-# that merge with their neighbors, with markup, not ASCII.
+# letters that merge with their neighbors, with markup, not ASCII.
 _PROBES = (
     _USER,
     "",
@@ -61,12 +60,11 @@ _PROBES = (
     "# _ P\n# G _",
 )
 
+# Special tokens that stay in the text of a reply, unless they end it: marks of thoughts and tool calls.
 _MARKS = re.compile(
     r"</?(think|tool_call|arg_key|arg_value)>|\[(TOOL_CALLS|CALL_ID|ARGS)\]|<｜tool▁\w+｜>"
     r"|<\|(python_tag|start|channel|constrain|message|end|call)\|>"
 )
-"""Special tokens that stay in the text of a reply, unless they end it: marks of thoughts and tool calls."""
-
 _SUSPICIOUS_CHARS = 16
 """A text with more characters than this per token of room is counted in slices before it is tokenized."""
 _SLICE_CHARS = 1 << 14
@@ -132,10 +130,9 @@ class ChatTokenizer:
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
         self.stop_token_ids = tuple(dict.fromkeys([*self._end_of_turn_ids[-1:], *stop_token_ids]))
+        marks = ((token_id, text) for text, (token_id, token) in self._added.items() if token.special)
         self._marks = {
-            token_id: text
-            for text, (token_id, token) in self._added.items()
-            if token.special and token_id not in self.stop_token_ids and _MARKS.fullmatch(text)
+            id: text for id, text in marks if id not in self.stop_token_ids and _MARKS.fullmatch(text)
         }
         delta = self._find_delta(behind_reply)
         is_exact = delta and all(

@@ -59,7 +59,6 @@ async def _serve(config: RunConfig, folder: Path, model: ModelSource) -> None:
         host=config.serve.host,
         port=config.serve.port,
         token=given_token(),
-        tool_parser=config.serve.tool_parser,
         rules=SamplingRules(**model.generating.shape()),
     )
     async with AsyncExitStack() as stack:

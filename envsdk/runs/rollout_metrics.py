@@ -9,7 +9,7 @@ import numpy as np
 
 from envsdk.base.display.scores import failed_kinds, too_many_failed
 from envsdk.contracts.trajectory import Trajectory
-from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_of, is_attempt
+from envsdk.engines.tool_calls.reading import ATTEMPT, AttemptStatus, attempt_of
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 
 LATEST = 20
@@ -154,7 +154,7 @@ def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
         for turn in trajectory.turns:
             for name, value in turn.metrics.items():
                 values[name].append(value)
-    means = {f"env/{name}": _mean(found) for name, found in sorted(values.items()) if not is_attempt(name)}
+    means = {f"env/{name}": _mean(found) for name, found in sorted(values.items()) if ATTEMPT not in name}
     return means | _call_metrics(played)
 
 

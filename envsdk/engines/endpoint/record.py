@@ -115,9 +115,10 @@ class ConversationRecord:
         another than its message gives.
         """
         for count in range(len(keys) - 1, 0, -1):
-            given = _thought(messages[count - 1]) if messages else ""
+            message = messages[count - 1] if messages else {"content": ""}
+            given = message.get("reasoning_content") or split_thought(message["content"])[0]
             for reply in reversed(self._by_key.get(keys[count], ())):
-                if given in ("", reply.thought.strip()):
+                if given.strip() in ("", reply.thought.strip()):
                     return reply, count
         return None
 
@@ -186,11 +187,6 @@ def message_keys(
 def next_key(key: str, message: Mapping[str, Any]) -> str:
     """The key of a conversation with one more message."""
     return _digest(key, _identity(message))
-
-
-def _thought(message: Mapping[str, Any]) -> str:
-    thought = message.get("reasoning_content") or split_thought(message["content"])[0]
-    return str(thought).strip()
 
 
 def _identity(message: Mapping[str, Any]) -> dict[str, Any]:

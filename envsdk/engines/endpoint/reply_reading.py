@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jinja2
 
@@ -22,7 +24,10 @@ class ReplyReader:
 
     def __init__(self, chat: ChatTokenizer, tool_parser: ToolParser) -> None:
         """`tool_parser` as in `EndpointConfig`."""
-        self.writes_tools = _writes_tools(chat)
+        function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+        shown = _prompt(chat, [{"type": "function", "function": function}])
+        self.writes_tools = shown is None or _PROBE in shown
+        """Whether the model's chat template shows the functions that it may call."""
         found = format_of(chat) if self.writes_tools else HERMES
         if tool_parser != "auto":
             found = FORMATS[tool_parser]
@@ -32,11 +37,7 @@ class ReplyReader:
                 "tool_parser names another"
             )
         self.calls = found or HERMES
-        try:
-            prompt = chat.render([{"role": "user", "content": ""}])
-        except jinja2.TemplateError:
-            prompt = ""
-        self._begun = THOUGHT[0] if prompt.rstrip().endswith(THOUGHT[0]) else ""
+        self._begun = THOUGHT[0] if (_prompt(chat) or "").rstrip().endswith(THOUGHT[0]) else ""
         self._decode = chat.decode
 
     def text(self, fields: SamplingFields) -> ReplyText:
@@ -61,11 +62,9 @@ class ReplyReader:
         return replace(reading, calls=reading.calls[:1]) if fields.ends_with_first_call else reading
 
 
-def _writes_tools(chat: ChatTokenizer) -> bool:
-    """Whether the model's chat template shows the functions that it may call."""
-    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
-    asked = [{"role": "user", "content": ""}]
+def _prompt(chat: ChatTokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """A prompt as the chat template writes it; None where it refuses."""
     try:
-        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
+        return chat.render([{"role": "user", "content": ""}], tools=tools)
     except jinja2.TemplateError:
-        return True
+        return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from envsdk.engines.tool_calls.reading import THOUGHT, AttemptStatus, CallFormat
+from envsdk.engines.tool_calls.reading import THOUGHT, CallFormat
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -110,21 +110,13 @@ class ReplyText:
         search_from = max(0, len(self.whole) - self._longest_stop + 1)
         self.whole += new
         ends = [(at, stop) for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
-        behind = self._end_of_call(search_from) if self._closing else None
-        ends += [(behind, "")] if behind is not None else []
+        at = self.whole.find(self._closing, search_from) if self._closing else -1
+        if self._calls and at >= 0 and self._calls.read(self.whole[: at + len(self._closing)], {}).calls:
+            ends.append((at + len(self._closing), ""))
         if ends:
             end, self.stop = min(ends)
             self.whole = self.whole[:end]
             self.is_stopped = True
-
-    def _end_of_call(self, start: int) -> int | None:
-        """Behind the first closing tag from `start` on with which the text is a call."""
-        assert self._calls is not None
-        while (at := self.whole.find(self._closing, start)) >= 0:
-            start = at + len(self._closing)
-            if self._calls.read(self.whole[:start], {}).status is AttemptStatus.OK:
-                return start
-        return None
 
     def _safe_end(self) -> int:
         if not self._is_held:

@@ -175,12 +175,11 @@ def read_reply(reply: str, call_format: CallFormat | None = None, *, tools: Sche
     each format, by its marks.
     """
     shown = _format_in(reply, tools or {})
-    reading = (call_format or shown).read(reply, tools or {})
-    if reading.status is AttemptStatus.NONE and call_format not in (None, shown):
-        assert call_format is not None
-        if shown.read(reply, tools or {}).status is not AttemptStatus.NONE:
-            problem = f"it is written as `{shown.name}`, and read as `{call_format.name}`"
-            reading = replace(reading, status=AttemptStatus.MALFORMED, problem=problem)
+    found = shown.read(reply, tools or {})
+    reading = found if call_format is None else call_format.read(reply, tools or {})
+    if reading.status is AttemptStatus.NONE and found.status is not AttemptStatus.NONE:
+        problem = f"the model does not call as `{shown.name}` does"
+        reading = replace(reading, status=AttemptStatus.MALFORMED, problem=problem)
     if tools is not None and any(call.name not in tools for call in reading.calls):
         reading = replace(reading, status=AttemptStatus.UNKNOWN_TOOL)
     return reading
@@ -229,7 +228,7 @@ def format_of(chat: ChatTokenizer) -> CallFormat | None:
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
-    """Of tools as OpenAI's API describes them."""
+    """Schemas of tools as OpenAI's API describes them."""
     functions = [tool["function"] for tool in tools or ()]
     return {each["name"]: each.get("parameters") or {} for each in functions}
 

@@ -20,7 +20,8 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the parameters, by the names of functions."""
 THOUGHT = "<think>", "</think>"
 """What a reply's thought stands between."""
-_METRIC = "call_attempt."
+ATTEMPT = "call_attempt."
+"""What the metric of a turn that stands for its `AttemptStatus` begins with."""
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[\w.-]+")
 _BEGUN = re.compile(
@@ -30,13 +31,11 @@ _BEGUN = re.compile(
 
 
 class AttemptStatus(StrEnum):
-    """How a reply's attempt to call tools went."""
+    """How a reply's attempt to call tools went: none of its calls counts when one cannot be read."""
 
     NONE = "none"
-    """It tried none."""
     OK = "ok"
     MALFORMED = "malformed"
-    """Its calls cannot be read: none of them counts."""
     CUT = "cut"
     """It ends inside a call."""
     UNKNOWN_TOOL = "unknown_tool"
@@ -45,22 +44,14 @@ class AttemptStatus(StrEnum):
 
 def attempt_metric(status: AttemptStatus | None) -> dict[str, float]:
     """For `Turn.metrics`: one number, whose name says it; none where calls were not looked for."""
-    return {} if status is None else {f"{_METRIC}{status}": 1.0}
-
-
-def is_attempt(metric: str) -> bool:
-    """Whether a turn's metric is one of `attempt_metric`."""
-    return metric.startswith(_METRIC)
+    return {} if status is None else {f"{ATTEMPT}{status}": 1.0}
 
 
 def attempt_of(turn: Turn) -> AttemptStatus | None:
     """None where calls were not looked for. A reply that stopped inside a call by itself is malformed."""
-    found = next(filter(is_attempt, turn.metrics), None)
-    if found is None:
-        return None
-    status = AttemptStatus(found.removeprefix(_METRIC))
-    is_ended = status is AttemptStatus.CUT and turn.finish_reason is FinishReason.STOP
-    return AttemptStatus.MALFORMED if is_ended else status
+    found = next((status for status in AttemptStatus if f"{ATTEMPT}{status}" in turn.metrics), None)
+    is_ended = found is AttemptStatus.CUT and turn.finish_reason is FinishReason.STOP
+    return AttemptStatus.MALFORMED if is_ended else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +186,13 @@ class Cursor:
         """A JSON value. It ends where it ends, whatever its strings hold."""
         self.stands("")
         try:
-            value, self.at = _DECODER.raw_decode(self.text, self.at)
+            value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
         except json.JSONDecodeError as error:
             is_cut = "Unterminated" in error.msg or _BEGUN.fullmatch(self.text[error.pos :].strip())
             raise Cut() if is_cut else Unreadable(f"a call is not JSON: {error.msg}") from error
         except (ValueError, RecursionError) as error:
             raise Unreadable("a call is not JSON: it is nested too deeply, or a number too long") from error
         return value
-
-
-_DECODER = json.JSONDecoder()
 
 
 def call_from(value: Any, key: str = "arguments") -> ToolCall:
