@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jinja2
 
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.wire import ChatFields, SamplingFields
-from envsdk.engines.tool_calls.formats import FORMATS, HERMES, format_of, read_reply, schemas_of
+from envsdk.engines.tool_calls.formats import FORMATS, HERMES, format_of, read_reply, schemas_of, writes_tools
 from envsdk.engines.tool_calls.reading import THOUGHT, AttemptStatus, Reading, ToolParser
 
-_PROBE = "envsdktoolprobe"
 _logger = logging.getLogger(__name__)
 
 
@@ -24,10 +21,7 @@ class ReplyReader:
 
     def __init__(self, chat: ChatTokenizer, tool_parser: ToolParser) -> None:
         """`tool_parser` as in `EndpointConfig`."""
-        function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
-        shown = _prompt(chat, [{"type": "function", "function": function}])
-        self.writes_tools = shown is None or _PROBE in shown
-        """Whether the model's chat template shows the functions that it may call."""
+        self.writes_tools = writes_tools(chat)
         found = format_of(chat) if self.writes_tools else HERMES
         if tool_parser != "auto":
             found = FORMATS[tool_parser]
@@ -37,7 +31,11 @@ class ReplyReader:
                 "tool_parser names another"
             )
         self.calls = found or HERMES
-        self._begun = THOUGHT[0] if (_prompt(chat) or "").rstrip().endswith(THOUGHT[0]) else ""
+        try:
+            prompt = chat.render([{"role": "user", "content": ""}])
+        except jinja2.TemplateError:
+            prompt = ""
+        self._begun = THOUGHT[0] if prompt.rstrip().endswith(THOUGHT[0]) else ""
         self._decode = chat.decode
 
     def text(self, fields: SamplingFields) -> ReplyText:
@@ -60,11 +58,3 @@ class ReplyReader:
         if not fields.reads_tool_calls:
             return Reading(AttemptStatus.NONE, text if reading.calls else reading.shown)
         return replace(reading, calls=reading.calls[:1]) if fields.ends_with_first_call else reading
-
-
-def _prompt(chat: ChatTokenizer, tools: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """A prompt as the chat template writes it; None where it refuses."""
-    try:
-        return chat.render([{"role": "user", "content": ""}], tools=tools)
-    except jinja2.TemplateError:
-        return None

@@ -227,6 +227,16 @@ def format_of(chat: ChatTokenizer) -> CallFormat | None:
     return None
 
 
+def writes_tools(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template shows the functions that it may call."""
+    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
+    asked = [{"role": "user", "content": ""}]
+    try:
+        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
+    except jinja2.TemplateError:
+        return True
+
+
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Schemas:
     """Schemas of tools as OpenAI's API describes them."""
     functions = [tool["function"] for tool in tools or ()]
