@@ -165,11 +165,11 @@ def _call_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
         statuses[trajectory.task.tag] += filter(None, map(attempt_of, trajectory.turns))
     metrics: dict[str, float] = {}
     for tag, found in sorted(statuses.items()):
-        tried = [status for status in found if status is not AttemptStatus.NONE]
-        metrics |= {f"calls/tried/{tag}": len(tried) / len(found)} if found else {}
-        for status in AttemptStatus:
-            if tried and status is not AttemptStatus.NONE:
-                metrics[f"calls/{status}/{tag}"] = tried.count(status) / len(tried)
+        counts = Counter(found)
+        num_tried = len(found) - counts.pop(AttemptStatus.NONE, 0)
+        metrics |= {f"calls/tried/{tag}": num_tried / len(found)} if found else {}
+        tried = [status for status in AttemptStatus if num_tried and status is not AttemptStatus.NONE]
+        metrics |= {f"calls/{status}/{tag}": counts[status] / num_tried for status in tried}
     return metrics
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
+from envsdk.contracts.chat import TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
@@ -47,7 +47,7 @@ from envsdk.engines.engine import (
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.tool_calls.formats import HERMES
-from envsdk.engines.tool_calls.reading import Reading, ToolCall, ToolParser, split_thought
+from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
 
 COMPLETION_MAX_TOKENS = 16
 """Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
@@ -127,18 +127,11 @@ class Answerer:
     Prompts of long requests are made on threads of its own, so that short requests overtake them.
     """
 
-    def __init__(
-        self,
-        proxy: InferenceProxy,
-        chat: ChatTokenizer,
-        *,
-        sequence_length: int,
-        tool_parser: ToolParser = "auto",
-    ) -> None:
-        self.chat = chat
+    def __init__(self, proxy: InferenceProxy, reader: ReplyReader, *, sequence_length: int) -> None:
+        self.chat = reader.chat
         self.sequence_length = sequence_length
-        self._reader = ReplyReader(chat, tool_parser)
-        self._takes_system = takes_system(chat)
+        self._reader = reader
+        self._takes_system = takes_system(self.chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."

@@ -21,6 +21,7 @@ class ReplyReader:
 
     def __init__(self, chat: ChatTokenizer, tool_parser: ToolParser) -> None:
         """`tool_parser` as in `EndpointConfig`."""
+        self.chat = chat
         self.writes_tools = writes_tools(chat)
         found = format_of(chat) if self.writes_tools else HERMES
         if tool_parser != "auto":
@@ -36,14 +37,13 @@ class ReplyReader:
         except jinja2.TemplateError:
             prompt = ""
         self._begun = THOUGHT[0] if prompt.rstrip().endswith(THOUGHT[0]) else ""
-        self._decode = chat.decode
 
     def text(self, fields: SamplingFields) -> ReplyText:
         """For one reply to a request."""
         if not isinstance(fields, ChatFields):
-            return ReplyText(self._decode, stops=fields.stops)
+            return ReplyText(self.chat.decode, stops=fields.stops)
         return ReplyText(
-            self._decode,
+            self.chat.decode,
             stops=fields.stops,
             begun="" if fields.structure else self._begun,
             calls=self.calls if fields.reads_tool_calls or self.calls.plain else None,

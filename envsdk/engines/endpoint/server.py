@@ -21,6 +21,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.app import EndpointApp
+from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import OnEnded
 from envsdk.engines.endpoint.sessions import Session, SessionBook
@@ -83,9 +84,8 @@ class Endpoint:
         self.sessions = SessionBook(
             self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
         )
-        self._answerer = Answerer(
-            proxy, chat, sequence_length=config.sequence_length, tool_parser=config.tool_parser
-        )
+        reader = ReplyReader(chat, config.tool_parser)
+        self._answerer = Answerer(proxy, reader, sequence_length=config.sequence_length)
         self._app = EndpointApp(
             answerer=self._answerer,
             sessions=self.sessions,
