@@ -129,11 +129,12 @@ class ChatTokenizer:
 
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
-        self.stop_token_ids = tuple(dict.fromkeys([*self._end_of_turn_ids[-1:], *stop_token_ids]))
-        marks = ((token_id, text) for text, (token_id, token) in self._added.items() if token.special)
-        self._marks = {
-            id: text for id, text in marks if id not in self.stop_token_ids and _MARKS.fullmatch(text)
-        }
+        # Harmony ends each message of a reply so, and the reply by stop tokens of its own.
+        ends = [] if tokenizer.token_to_id("<|call|>") in stop_token_ids else self._end_of_turn_ids[-1:]
+        self.stop_token_ids = tuple(dict.fromkeys([*ends, *stop_token_ids]))
+        special = ((token_id, text) for text, (token_id, token) in self._added.items() if token.special)
+        marks = {token_id: text for token_id, text in special if _MARKS.fullmatch(text)}
+        self._marks = {token_id: marks[token_id] for token_id in marks.keys() - {*self.stop_token_ids}}
         delta = self._find_delta(behind_reply)
         is_exact = delta and all(
             self._join(delta, probe) == self._render_next_ids(probe) for probe in _PROBES

@@ -11,7 +11,7 @@ import pytest
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.wire import read_chat
-from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_of
+from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric, attempt_of
 from tests.envsdk.engines.endpoint_models import QWEN_LIKE, chat_with_template
 from tests.envsdk.engines.test_endpoint_server import CALL, CHAT, TOOLS, events, serving
 from tests.envsdk.engines.test_tool_formats import CHATS, REPLIES, TEMPLATE, format_name, written
@@ -105,6 +105,16 @@ async def test_the_statuses_of_attempts_are_recorded_with_the_turns() -> None:
     malformed = AttemptStatus.MALFORMED
     assert [found[name] for name in "abcd"] == [AttemptStatus.OK, malformed, malformed, AttemptStatus.NONE]
     assert found["e"] is None
+
+
+async def test_an_environment_that_saw_the_text_alone_does_not_say_how_the_attempt_went() -> None:
+    async with serving(reply=CALL) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        url = f"/sessions/{session.session_id}"
+        await served.chat(url, tools=TOOLS)
+        session.reward(1.0, {"a": 1.0, **attempt_metric(AttemptStatus.NONE)})
+        await served.post(f"{url}/end", {})
+    assert served.ended[0].turns[0].metrics == {"a": 1.0, **attempt_metric(AttemptStatus.OK)}
 
 
 async def test_a_call_that_the_limit_cuts_is_cut() -> None:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models
 
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.tool_calls.formats import FORMATS, HERMES, format_of, read_reply
@@ -258,3 +259,19 @@ def test_marks_of_calls_stay_in_a_reply_where_they_are_special_tokens() -> None:
     chat: ChatTokenizer = CHATS["mistral"]
     ids = chat.encode("[TOOL_CALLS]look[ARGS]{}<|im_end|>")
     assert chat.decode(ids) == "[TOOL_CALLS]look[ARGS]{}"
+
+
+def test_a_reply_of_gpt_oss_goes_on_behind_its_first_message() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    template = """{%- for message in messages -%}
+<|start|>{{ message.role }}{{ "<|channel|>final" if message.role == "assistant" -}}
+<|message|>{{ message.content }}<|end|>
+{%- endfor %}"""
+    stops = [tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>")]
+    chat = ChatTokenizer(tokenizer, template, stop_token_ids=stops)
+    assert list(chat.stop_token_ids) == stops
+    ids = chat.encode("<|channel|>a<|message|>a<|end|><|start|>a<|channel|>a<|message|>a<|call|>")
+    assert chat.decode(ids).count("<|channel|>") == 2
+    assert ChatTokenizer(tokenizer, template).stop_token_ids == (tokenizer.token_to_id("<|end|>"),)
