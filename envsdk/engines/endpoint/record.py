@@ -197,9 +197,8 @@ def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
     identity = dict(message)
     if message["role"] == "assistant":
         identity.pop("name", None)  # clients label replies with the names of their agents
-        identity.pop("reasoning_content", None)
-        identity["content"] = split_thought(identity["content"])[1].strip()
-    if message["role"] == "assistant":
+        if not identity.pop("reasoning_content", None):
+            identity["content"] = split_thought(identity["content"])[1]
         identity["content"] = identity["content"].strip()  # clients drop white space at a reply's ends
     if calls := identity.pop("tool_calls", None):
         identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
