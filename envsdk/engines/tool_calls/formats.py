@@ -186,14 +186,14 @@ def read_reply(reply: str, call_format: CallFormat | None = None, *, tools: Sche
 
 
 def _format_in(reply: str, tools: Schemas) -> CallFormat:
-    """The format whose calls begin first. Llama's has no mark: the whole text is a call, or it is none."""
+    """The format whose calls begin first. Llama's hardly has a mark: the text must begin with a call."""
     if "<|message|>" in reply:
         return _HARMONY
     text = split_thought(reply)[1]
     places = [(at, each) for each in _MARKED if (at := each.find(text)) is not None]
     if not places:
-        reading = _LLAMA.read(text, tools)
-        return _LLAMA if reading.calls and not reading.shown.strip() else HERMES
+        is_llama = text.lstrip().startswith(_LLAMA.openings) and re.search('"parameters"|python_tag', text)
+        return _LLAMA if is_llama else HERMES
     start, first = min(places, key=lambda place: place[0])
     if first is HERMES and text[start + len(OPENING) :].lstrip().startswith("<"):
         return _QWEN

@@ -239,11 +239,25 @@ def test_a_thought_stands_before_its_closing_tag(reply: str, thought: str, text:
         '<think><tool_call>{"name": "look"}</tool_call>',
         "<think>I write <tool_call> next.</think>Done.",
         '{"name": "Ann", "age": 5}',
+        '{"name": "look", "arguments": {}}',
+        'It is {"name": "look", "parameters": {}}',
         "<|channel|>final<|message|>Done.",
     ],
 )
 def test_these_replies_call_nothing(reply: str) -> None:
     assert read_reply(reply).status is AttemptStatus.NONE
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        ('{"name": "look", "parameters": {"where": ', "cut"),
+        ('{"name": "look", "parameters": {}} Right?', "malformed"),
+        ('<|python_tag|>look.call(where="up")', "malformed"),
+    ],
+)
+def test_a_reply_that_begins_as_a_call_of_llama_tries_one(reply: str, status: str) -> None:
+    assert read_reply(reply).status == status
 
 
 def test_a_reply_of_gpt_oss_is_shown_as_thought_and_text() -> None:
