@@ -159,7 +159,7 @@ def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _call_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
-    """By tag, of the turns in which calls were looked for: the share that tried some; of those, by status."""
+    """Shares by tag of the turns in which calls were looked for: that tried some, and by status of these."""
     statuses: dict[str, list[AttemptStatus]] = defaultdict(list)
     for trajectory in played:
         statuses[trajectory.task.tag] += filter(None, map(attempt_of, trajectory.turns))

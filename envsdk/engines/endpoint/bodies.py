@@ -26,7 +26,7 @@ class OpenAiWriter(ReplyWriter):
     """Writes the answers to one request. A reply's thought is its `reasoning_content`."""
 
     _thoughts: dict[int, ThoughtText] = field(default_factory=dict)
-    """Of the choices."""
+    """Readers of the choices, by their numbers."""
 
     @property
     def reply_id(self) -> str:
