@@ -80,7 +80,7 @@ class Piece:
     """Version of the weights that sampled its last token."""
 
 
-_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
+_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING, ErrorKind.SCRIPT_ENDED)
 
 OnPiece = Callable[[Piece], None]
 
@@ -374,6 +374,8 @@ def _finish_reason(result: GenerationResult, fields: SamplingFields) -> FinishRe
         return result.finish_reason
     if result.error_kind is ErrorKind.TURN_TIMEOUT:
         raise ApiError(504, result.error, code="turn_timeout")
+    if result.error_kind is ErrorKind.SCRIPT_ENDED:  # no server's error, after which clients would try again
+        raise ApiError(400, result.error, code="script_ended")
     if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
         raise invalid(fields.structure_field, f"`{fields.structure_field}`: {result.error}")
     if result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING:

@@ -1,0 +1,219 @@
+"""The scripted engine: replies that a person wrote, so that an agent can be tried without a model.
+
+    Let me look.                                                        a line of text is a reply
+    {"tool_calls": [{"name": "bash", "arguments": {"command": "ls"}}]}  and so is a JSON object
+    {"match": "title", "content": "A title"}                            answers what holds this text
+
+The first line answers a conversation without replies, the next one a conversation with one reply, and so on.
+Where a conversation is follows from its text alone: each session and each conversation reads the script
+from its beginning, and a request that is sent again gets the same reply.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any, Self
+
+from pydantic import Field
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
+from envsdk.engines.engine import EngineAbilities, EngineConfig, EngineFailure, ErrorKind, GenerationRequest
+from envsdk.engines.front import EngineFront
+from envsdk.engines.mock import MockCore, MockSettings, PlannedReply, planned
+from envsdk.engines.settings import EngineSettings
+
+SCRIPTED_LENGTH = 131_072
+"""Context without a model's folder: prompts of agents have 8,000 tokens and more, and it costs nothing."""
+_VOCAB_SIZE = 16_384
+_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+
+
+class ScriptedCall(StrictSettings):
+    """A tool call of a reply."""
+
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Of a custom tool of the Responses API `{"input": TEXT}`."""
+
+
+class ScriptedReply(StrictSettings):
+    """One line of a script that is a JSON object."""
+
+    content: str = ""
+    tool_calls: list[ScriptedCall] = Field(default_factory=list)
+    match: str | None = Field(default=None, min_length=1)
+    """The reply answers every request whose messages behind the last reply hold this text, and takes no place
+    in the order of the others."""
+
+    @property
+    def text(self) -> str:
+        """As the served policy writes it."""
+        calls = [
+            f"{OPENING}\n{json.dumps(call.model_dump(), ensure_ascii=False)}\n{CLOSING}"
+            for call in self.tool_calls
+        ]
+        return self.content + "\n".join(calls)
+
+
+def read_script(path: Path) -> list[ScriptedReply]:
+    """The replies in a file. ConfigurationError names the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--scripted: cannot read {path}: {error}") from error
+    replies = [_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not replies:
+        raise ConfigurationError(f"--scripted: {path} holds no reply: write one per line")
+    return replies
+
+
+def _read_line(line: str, where: str) -> ScriptedReply:
+    if not line.lstrip().startswith("{"):
+        return ScriptedReply(content=line)
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{where}: a line that begins with {{ is a JSON object, and this one is none: {error}"
+        ) from error
+    reply = validated(ScriptedReply, values, where)
+    if not reply.text:
+        raise ConfigurationError(f"{where}: the reply is empty: give `content`, `tool_calls` or both")
+    return reply
+
+
+def scripted_chat() -> ChatTokenizer:
+    """A tokenizer of English and code, with some three characters to a token; made in half a second."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(
+        topics.values(),
+        trainers.BpeTrainer(vocab_size=_VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False),
+    )
+    special = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return ChatTokenizer(tokenizer, _TEMPLATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A reply as tokens."""
+
+    match: str | None
+    token_ids: list[int]
+
+
+class ScriptedCore(MockCore):
+    """See the module's text. Replies were not sampled: they have no log-probabilities.
+
+    What a request asks of the sampling and of the reply's structure is taken, and changes nothing.
+    """
+
+    abilities = EngineAbilities(
+        inflight_update=True,
+        priority=True,
+        progress=True,
+        structured_output=True,
+        logit_changes=True,
+        logprobs=False,
+    )
+
+    def __init__(
+        self, script: Sequence[ScriptedReply], chat: ChatTokenizer, *, sequence_length: int, name: str
+    ) -> None:
+        """`name` of the script, for messages. ConfigurationError when the chat template marks no reply."""
+        super().__init__(EngineConfig(model=None, sequence_length=sequence_length), MockSettings())
+        self.chat = chat
+        self._name = name
+        lines = [_Line(reply.match, chat.reply(reply.text)) for reply in script]
+        self._in_order = [line for line in lines if line.match is None]
+        self._matching = [line for line in lines if line.match is not None]
+        self._length = sequence_length
+        self._header = _header_of_replies(chat)
+        self._closing = chat.decode(chat.stop_token_ids[:1], skip_special_tokens=False).strip()
+
+    def why_refused(self, request: GenerationRequest) -> EngineFailure | None:
+        if self._line_for(request) is not None:
+            return None
+        return EngineFailure(
+            f"the script {self._name} has ended: this conversation holds its {len(self._in_order)} replies "
+            "already. Add a line to it, or begin another conversation",
+            ErrorKind.SCRIPT_ENDED,
+        )
+
+    def plan(self, request: GenerationRequest, arrival: int) -> PlannedReply:
+        line = self._line_for(request)
+        assert line is not None, "the front asks `why_refused` first"
+        budget = min(request.sampling.max_new_tokens, self._length - len(request.prompt_ids))
+        return planned(line.token_ids, budget, request.sampling.stop_token_ids, math.nan)
+
+    def _line_for(self, request: GenerationRequest) -> _Line | None:
+        """The script's reply; None where it has none."""
+        opening, *turns = self._conversation(request).split(self._header)
+        # Behind each header a reply and what answers it; behind the last one nothing yet.
+        asked = [opening, *(turn.partition(self._closing)[2] for turn in turns[:-1])]
+        *before, last = map(self._matched, asked)
+        place = before.count(None)
+        return last or (self._in_order[place] if place < len(self._in_order) else None)
+
+    def _conversation(self, request: GenerationRequest) -> str:
+        return self.chat.decode(request.prompt_ids.tolist(), skip_special_tokens=False)
+
+    def _matched(self, asked: str) -> _Line | None:
+        """The first line whose text stands in what a reply answers."""
+        return next((line for line in self._matching if line.match and line.match in asked), None)
+
+
+def _header_of_replies(chat: ChatTokenizer) -> str:
+    """What begins each reply of a conversation in the model's chat template."""
+    asked = [{"role": "user", "content": "a"}]
+    before = len(chat.render(asked, add_generation_prompt=False))
+    replied = chat.render([*asked, {"role": "assistant", "content": "b"}, *asked])
+    same = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(chat.render(asked), replied, strict=False)
+    )
+    header = "".join(character for character, _ in same)[before:].strip()
+    if not header:
+        raise ConfigurationError("--scripted: the model's chat template does not mark where a reply begins")
+    return header
+
+
+class ScriptedSettings(EngineSettings):
+    """`strategy_config` of the scripted engine."""
+
+    script: Path
+    """See the module's text."""
+
+
+class ScriptedEngine(EngineFront):
+    """A script behind the engine contract."""
+
+    core: ScriptedCore
+
+    @classmethod
+    def create(cls, config: EngineConfig) -> Self:
+        """With `model` its tokenizer and chat template are used, else those of `scripted_chat`."""
+        path = validated(
+            ScriptedSettings, config.strategy_config, "strategy_config of engine `scripted`"
+        ).script
+        chat = scripted_chat() if config.model is None else ChatTokenizer.load(config.model)
+        core = ScriptedCore(read_script(path), chat, sequence_length=config.sequence_length, name=str(path))
+        return cls(core, name="scripted", sequence_length=config.sequence_length)
