@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -128,11 +129,8 @@ class Answerer:
         """What is being tokenized is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
-        """What `make` returns, one of the methods below for a request of so many bytes.
-
-        Raises ApiError; the one for a prompt that is far too long is remembered in the session.
-        """
+    async def _prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
+        """What `make` returns. The refusal of a far too long prompt is remembered in the session."""
         try:
             if num_bytes <= LONG_REQUEST_BYTES:
                 return make()
@@ -141,6 +139,17 @@ class Answerer:
             num_tokens = too_many.num_tokens
             told = f"the {num_tokens} of the prompt's beginning"
             raise self.too_long(session, told, num_tokens=num_tokens) from too_many
+
+    async def prompts(
+        self, session: Session | None, num_bytes: int, fields: ChatFields | CompletionFields
+    ) -> list[Prompt]:
+        """The prompts of a request of so many bytes. Raises ApiError."""
+        if isinstance(fields, ChatFields):
+            return [await self._prepare(session, num_bytes, partial(self.chat_prompt, session, fields))]
+        return [
+            await self._prepare(session, num_bytes, partial(self.completion_prompt, session, prompt))
+            for prompt in fields.prompts
+        ]
 
     def too_long(self, session: Session | None, told: str, *, num_tokens: int) -> ContextFull:
         """The refusal of a request whose prompt was not tokenized, remembered in the session."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from envsdk.engines.endpoint.answering import Answer, OnPiece, Piece, Prompt
-from envsdk.engines.endpoint.bodies import Writer
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.protocol import ReplyWriter
 
 Result = TypeVar("Result")
 
@@ -21,13 +20,13 @@ class _Answers(Protocol):
 
 
 async def events(
-    writer: Writer, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
+    writer: ReplyWriter, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
 ) -> AsyncIterator[str]:
     """Server-sent events of all choices, as their pieces come."""
-    chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+    chunks: asyncio.Queue[str | None] = asyncio.Queue()
 
-    def send(chunk: Mapping[str, Any] | None) -> None:
-        if chunk is not None:
+    def send(chunk: str) -> None:
+        if chunk:
             chunks.put_nowait(chunk)
 
     async def choice(index: int) -> Answer:
@@ -50,19 +49,12 @@ async def events(
     answering.add_done_callback(lambda _: chunks.put_nowait(None))
     try:
         while (chunk := await chunks.get()) is not None:
-            yield _event(chunk)
-        answers = answering.result()
-        if writer.fields.includes_usage:
-            yield _event(writer.usage_chunk(prompts, answers))
+            yield chunk
+        yield writer.end(prompts, answering.result())
     except ApiError as error:
-        yield _event(error.body())
+        yield writer.failed(error)
     finally:
         answering.cancel()
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
 async def all_of(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
