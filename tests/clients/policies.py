@@ -96,21 +96,21 @@ def sampling(folder: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def scripted(folder: Path, replies: Sequence[str]) -> Iterator[Served]:
+def scripted(folder: Path, replies: Sequence[str], length: int = LENGTH) -> Iterator[Served]:
     """These replies in turn; the tokenizer is the one of `write_model`."""
     chat = ChatTokenizer.load(folder)
     script = {"reply": [chat.reply(reply) for reply in replies]}
-    engine = MockEngine.create(EngineConfig(model=None, sequence_length=LENGTH, strategy_config=script))
-    with _on_thread(_serving(engine, chat)) as served:
+    engine = MockEngine.create(EngineConfig(model=None, sequence_length=length, strategy_config=script))
+    with _on_thread(_serving(engine, chat, length)) as served:
         yield served
 
 
 @asynccontextmanager
-async def _serving(engine: Engine, chat: ChatTokenizer) -> AsyncIterator[Served]:
+async def _serving(engine: Engine, chat: ChatTokenizer, length: int = LENGTH) -> AsyncIterator[Served]:
     await engine.start()
     proxy = InferenceProxy({"local": LocalLink(engine)})
     proxy.start()
-    endpoint = Endpoint(proxy, chat, EndpointConfig(model_name=MODEL, sequence_length=LENGTH))
+    endpoint = Endpoint(proxy, chat, EndpointConfig(model_name=MODEL, sequence_length=length))
     await endpoint.start()
     try:
         yield Served(endpoint, endpoint.sessions.open(rules=SamplingRules()), chat)

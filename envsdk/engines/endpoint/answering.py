@@ -23,7 +23,7 @@ from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
-from envsdk.engines.endpoint.messages import spelled_out, template_messages
+from envsdk.engines.endpoint.messages import settled, spelled_out, template_messages
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
@@ -100,6 +100,10 @@ class Answer:
     version_spans: Sequence[VersionSpan]
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
+    stop: str = ""
+    """The stop string that ended it."""
+    fills_context: bool = False
+    """Whether there is no room for another token."""
     top: Sequence[TopTokens]
     """Likeliest tokens at the place of each token, where they are asked for."""
     prompt_scores: PromptScores | None
@@ -120,6 +124,7 @@ class Answerer:
         self.chat = chat
         self.sequence_length = sequence_length
         self._writes_tools = _writes_tools(chat)
+        self._takes_system = _takes_system(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -162,7 +167,7 @@ class Answerer:
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        messages = template_messages(fields.messages)
+        messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
         keys = message_keys(messages, fields.tools)
         shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
@@ -175,7 +180,7 @@ class Answerer:
                     ids=[*parent.ids, *new_ids],
                     new_ids=new_ids,
                     parent=parent,
-                    observation=_observation(messages[count:]),
+                    observation=_observation(messages, behind=count),
                     key=keys[-1],
                 )
         try:
@@ -327,6 +332,8 @@ class Answerer:
             logprobs=reply.logprobs,
             version_spans=reply.version_spans(),
             finish_reason="tool_calls" if calls else finish_reason,
+            stop=text.stop,
+            fills_context=len(prompt.ids) + len(reply.token_ids) >= self.sequence_length,
             top=reply.top,
             prompt_scores=reply.prompt_scores,
         )
@@ -478,11 +485,23 @@ def _writes_tools(chat: ChatTokenizer) -> bool:
         return True
 
 
-def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last messages that the policy did not write."""
+def _takes_system(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template writes a system message inside a conversation where it stands."""
+    turns = [("user", "envsdk1"), ("system", _PROBE), ("assistant", "envsdk2"), ("user", "envsdk3")]
+    try:
+        text = chat.render([{"role": role, "content": content} for role, content in turns])
+    except jinja2.TemplateError:
+        return False
+    places = [text.find(content) for _, content in turns]
+    return min(places) >= 0 and places == sorted(places)
+
+
+def _observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
+    """The text behind the policy's last message, but for the system message at the beginning of all."""
     told: list[str] = []
-    for message in reversed(messages):
-        if message["role"] not in ("user", "tool"):
+    for number in range(len(messages) - 1, behind - 1, -1):
+        role = messages[number]["role"]
+        if role == "assistant" or (role == "system" and number == 0):
             break
-        told.append(message["content"])
+        told.append(messages[number]["content"])
     return "\n".join(reversed(told))

@@ -24,6 +24,7 @@ from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece, Prompt
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
+from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body
@@ -31,7 +32,7 @@ from envsdk.engines.endpoint.sessions import Session, SessionBook
 
 _logger = logging.getLogger(__name__)
 
-PROTOCOLS = (CHAT, COMPLETIONS)
+PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES)
 """Ways to ask for replies."""
 
 MAX_BYTES_PER_TOKEN = 64
@@ -68,8 +69,10 @@ class EndpointApp:
         self.version: int | None = None
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
+        counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
             *((f"/v1{each.path}", partial(self._reply, each), "POST") for each in PROTOCOLS),
+            *((f"/v1{each.path}/count_tokens", partial(self._count, each), "POST") for each in counting),
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{model:path}", self._model, "GET"),
         ]
@@ -87,7 +90,10 @@ class EndpointApp:
             for path, handler, verb in [*of_sessions.routes(), *model_routes]
         ]
         self.asgi = Starlette(
-            routes=[Route(path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes],
+            routes=[
+                *(Route(path, _is_there, methods=["HEAD"]) for path in ("/", "/sessions/{session_id}")),
+                *(Route(path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes),
+            ],
             exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
         )
 
@@ -105,16 +111,19 @@ class EndpointApp:
 
     def _authorize(self, request: Request) -> None:
         """The endpoint's token opens everything, a session's key its own paths."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = [request.headers.get("x-api-key", "")] + ([bearer] if scheme.lower() == "bearer" else [])
         keys = [self._token]
         if session_id := request.path_params.get("session_id"):
             keys.append(self._sessions.key_of(session_id))
-        is_known = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(is_known):
+        is_known = [
+            hmac.compare_digest(each.strip().encode(), key.encode()) for each in given for key in keys
+        ]
+        if not any(is_known):
             raise ApiError(
                 401,
-                "wrong or missing key: send `Authorization: Bearer KEY` with the endpoint's token, or with "
-                "the session's `api_key`",
+                "wrong or missing key: send `Authorization: Bearer KEY` or `x-api-key: KEY` with the "
+                "endpoint's token, or with the session's `api_key`",
                 code="invalid_api_key",
             )
 
@@ -158,6 +167,18 @@ class EndpointApp:
 
     async def _reply(self, protocol: Protocol, request: Request) -> Response:
         session = self._session(request)
+        writer, prompts = await self._asked(protocol, request, session)
+        return await self._answer(request, session, writer, prompts)
+
+    async def _count(self, protocol: Protocol, request: Request) -> Response:
+        assert protocol.count_body is not None, "it has a route"
+        _, prompts = await self._asked(protocol, request, self._session(request))
+        return JSONResponse(protocol.count_body(sum(len(prompt.ids) for prompt in prompts)))
+
+    async def _asked(
+        self, protocol: Protocol, request: Request, session: Session | None
+    ) -> tuple[ReplyWriter, Sequence[Prompt]]:
+        """The writer of the answer to a request, and what the replies are sampled from."""
         body = await self._prompt_body(request, session)
         head = ReplyHead(
             unique=secrets.token_hex(12),
@@ -166,8 +187,7 @@ class EndpointApp:
         )
         writer = protocol.read(body, head)
         self._check_model(writer.fields.model)
-        prompts = await self._answerer.prompts(session, len(body), writer.fields)
-        return await self._answer(request, session, writer, prompts)
+        return writer, await self._answerer.prompts(session, len(body), writer.fields)
 
     async def _answer(
         self,
@@ -204,6 +224,11 @@ class EndpointApp:
         return JSONResponse(writer.whole(prompts, list(zip(prompt_of, answers, strict=True))))
 
 
+async def _is_there(request: Request) -> Response:
+    """Claude Code asks at its base URL whether a server is there, without a key."""
+    return Response()
+
+
 def _refusal(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     found = next((each for each in PROTOCOLS if f"/v1{each.path}" in request.url.path), CHAT)
     return JSONResponse(found.error_body(error), error.status, headers=headers)
@@ -221,7 +246,7 @@ _OTHER_PROTOCOLS = {
     "/responses": ". The Responses API is not served: let the client use chat completions "
     "(openai-agents: `OpenAIChatCompletionsModel`, or `set_default_openai_api('chat_completions')`; "
     "LangChain: `use_responses_api=False`; inspect_ai: `-M responses_api=false`)",
-    "/messages": ". Anthropic's Messages API is not served: use a client of OpenAI's chat completions",
+    "/v1/v1/messages": ". Anthropic's clients add `/v1` themselves: give them a base URL without it",
     "/embeddings": ". The policy gives no embeddings",
 }
 """Ends of paths that clients try, and what to do."""

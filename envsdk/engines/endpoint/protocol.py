@@ -90,6 +90,8 @@ class Protocol:
     """The body of a request, checked. Raises ApiError."""
     error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body
     """The JSON of an error, also on the paths below `path`."""
+    count_body: Callable[[int], Mapping[str, Any]] | None = None
+    """The answer of `PATH/count_tokens`, which is asked as `PATH` is; None where there is no such path."""
 
 
 def server_sent(content: Mapping[str, Any], *, event: str = "") -> str:

@@ -185,6 +185,8 @@ def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
         identity.pop("name", None)  # clients label replies with the names of their agents
     if reasoning := identity.pop("reasoning_content", None):
         identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
+    if message["role"] == "assistant":
+        identity["content"] = identity["content"].strip()  # clients drop white space at a reply's ends
     if calls := identity.pop("tool_calls", None):
         identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
     return identity

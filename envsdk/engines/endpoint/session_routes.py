@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from envsdk.contracts.failures import Boundary, Failure, StorageError
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.engines.endpoint.errors import ApiError, invalid
+from envsdk.engines.endpoint.parsing import read_json, validate
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook, SessionEnvironment, idle_failure
 from envsdk.engines.endpoint.trajectories import Episode, trajectories
-from envsdk.engines.endpoint.wire import read_json, validate
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
