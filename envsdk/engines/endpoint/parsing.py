@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import without_lone_surrogates
@@ -29,6 +29,25 @@ _OF_SEVERAL_TYPES = frozenset({"content", "input"})
 """Lists whose entries have a type each: pydantic names it behind the entry's position."""
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class OpenBody(BaseModel):
+    """What may have further fields, which are counted (`unknown_in`)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+def unknown_in(value: Any, where: str = "") -> Iterator[str]:
+    """Names of the fields that nothing is known of, with a list's entries under one name."""
+    if isinstance(value, list):
+        for each in value:
+            yield from unknown_in(each, f"{where}[]")
+    elif isinstance(value, OpenBody):
+        prefix = f"{where}." if where else ""
+        yield from (prefix + name for name, given in (value.model_extra or {}).items() if given)
+        for name, given in value:
+            if isinstance(given, list | OpenBody):
+                yield from unknown_in(given, prefix + name)
 
 
 _MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
