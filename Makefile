@@ -319,6 +319,18 @@ $(INSPECT_INSTALLED): pyproject.toml constraints-inspect.txt
 		pytest-asyncio pytest-timeout inspect-ai openai
 	@touch $@
 
+AGENTS := build/agents
+
+.PHONY: test-agents
+test-agents: install $(AGENTS)/.installed ## Let Codex and OpenCode play the endpoint, from the npm registry in build/agents, 0.8 GB
+	ENVSDK_TEST_AGENTS=1 $(BIN)/python -m pytest -m agents tests/agents
+
+# No install script has to run. Without npm the tests say that they are skipped.
+$(AGENTS)/.installed: tests/agents/package.json
+	@mkdir -p $(AGENTS)
+	@cp tests/agents/package.json $(AGENTS)
+	@if command -v npm > /dev/null; then npm install --prefix $(AGENTS) --ignore-scripts --no-audit --no-fund && touch $@; fi
+
 .PHONY: test-peers
 test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB; ENVSDK_ROLL=FOLDER: with that of ROLL too, a clone of it
 	$(PEERS_BIN)/python -m pytest -m peers tests/peers

@@ -37,6 +37,7 @@ TARGETS: Mapping[str, Sequence[str]] = {
     "test-adapters": ("gcc",),
     "test-trackers": (),
     "test-clients": (),
+    "test-agents": ("nodejs", "npm"),
     "test-vllm": (),
     "test-podman": ("podman", "crun", "runc"),
     "test-cluster": ("redis-server", "iproute2"),

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.agents.programs import repository
+
+__all__ = ["repository"]
