@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -168,7 +168,8 @@ class Answerer:
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
-        keys = message_keys(messages, fields.tools)
+        told = messages if session is None else [_as_sampled(session, message) for message in messages]
+        keys = message_keys(told, fields.tools)
         shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
         if found is not None:
@@ -271,8 +272,12 @@ class Answerer:
         prompt: Prompt,
         sampling: SamplingParams,
         on_piece: OnPiece | None = None,
+        *,
+        unique: str,
     ) -> Answer:
         """Sample one reply and record it. Canceling this ends the request, and nothing is recorded.
+
+        `unique` is part of the ids of its calls.
 
         Raises ApiError when the engines fail or the session ends meanwhile.
         """
@@ -305,6 +310,7 @@ class Answerer:
             )
         held_back = text.finish()
         content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
+        calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(calls))
         if session is not None:
             raw = self.chat.decode(reply.token_ids)
             recorded = RecordedReply(
@@ -321,6 +327,7 @@ class Answerer:
                 generate_s=generate_s,
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
             )
+            session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(content, calls))
             session.record.add(recorded, key=key)
         num_shown = len(text.whole) - len(held_back)
@@ -469,10 +476,20 @@ def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any
     """The reply as the client will repeat it."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
-        message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
-        ]
+        message["tool_calls"] = [{"function": _function(call)} for call in calls]
     return message
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": json.loads(call.arguments)}
+
+
+def _as_sampled(session: Session, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with the session's calls as the policy wrote them: clients add defaults to them."""
+    if not session.calls or "tool_calls" not in message:
+        return message
+    calls = [{"function": session.calls.get(call["id"], call["function"])} for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
 
 
 def _writes_tools(chat: ChatTokenizer) -> bool:

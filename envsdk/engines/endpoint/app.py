@@ -212,7 +212,9 @@ class EndpointApp:
 
         async def answer(number: int, on_piece: OnPiece | None = None) -> Answer:
             prompt, sampling = orders[number]
-            return await self._answerer.answer(session, fields, prompt, sampling, on_piece)
+            return await self._answerer.answer(
+                session, fields, prompt, sampling, on_piece, unique=f"{writer.head.unique}_{number}"
+            )
 
         if fields.stream:
             chunks = events(writer, prompts, [prompt for prompt, _ in orders], answer)

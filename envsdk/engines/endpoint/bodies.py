@@ -78,8 +78,7 @@ class OpenAiWriter(ReplyWriter):
             delta: dict[str, Any] = {"content": answer.rest} if answer.rest else {}
             if answer.tool_calls:
                 delta["tool_calls"] = [
-                    {"index": number, **call}
-                    for number, call in enumerate(self._tool_calls(index, answer.tool_calls))
+                    {"index": number, **call} for number, call in enumerate(_tool_calls(answer.tool_calls))
                 ]
             choice: dict[str, Any] = {"delta": delta}
         else:
@@ -132,7 +131,7 @@ class OpenAiWriter(ReplyWriter):
             message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
             if answer.tool_calls:
                 message["content"] = answer.content or None
-                message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
+                message["tool_calls"] = _tool_calls(answer.tool_calls)
             choice["message"] = message
         else:
             choice["text"] = (prompt.text if self.echoes else "") + answer.content
@@ -146,16 +145,6 @@ class OpenAiWriter(ReplyWriter):
                 name: None if after[name] is None else before[name] + after[name] for name in after
             }
         return choice | self._version_spans(answer)
-
-    def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": f"call_{self.reply_id}_{index}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(calls)
-        ]
 
     def _version_spans(self, answer: Answer) -> dict[str, Any]:
         if not self.fields.return_token_ids:
@@ -193,6 +182,13 @@ class OpenAiWriter(ReplyWriter):
         """Likeliest tokens of one position. A token that cannot be drawn is none of them."""
         pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
         return [(self.head.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
 
 
 def _logprobs(

@@ -57,6 +57,8 @@ class Session:
     state_hash: str | None = None
     """Hash of the environment's present state; recorded with the replies to it."""
     record: ConversationRecord = field(default_factory=ConversationRecord)
+    calls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Names and arguments of the tool calls in its replies, by the ids that clients were given."""
     rewards: list[Reward] = field(default_factory=list)
     running: set[asyncio.Future[Any]] = field(default_factory=set)
     """Replies that are being sampled; ending the session cancels them."""

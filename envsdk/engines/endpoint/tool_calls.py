@@ -25,6 +25,8 @@ class ToolCall:
     name: str
     arguments: str
     """JSON of an object."""
+    id: str = ""
+    """By which clients name it when they repeat it and give its result."""
 
 
 def call_of(name: str, parameters: Mapping[str, Any] | None) -> TaggedJson:

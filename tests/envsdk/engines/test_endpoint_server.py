@@ -79,10 +79,11 @@ async def serving(
     chat: ChatTokenizer = CHAT,
     max_body_bytes: int = 100_000,
     on_ended: OnEnded | None = None,
+    length: int = 300,
     **script: Any,
 ) -> AsyncIterator[Served]:
     config = {"reply": HELLO, **script}
-    engine = MockEngine.create(EngineConfig(model=None, sequence_length=300, strategy_config=config))
+    engine = MockEngine.create(EngineConfig(model=None, sequence_length=length, strategy_config=config))
     await engine.start()
     proxy = InferenceProxy({"mock": LocalLink(engine)})
     proxy.start()
@@ -96,7 +97,7 @@ async def serving(
         chat,
         EndpointConfig(
             model_name="policy",
-            sequence_length=300,
+            sequence_length=length,
             rules=rules or SamplingRules(),
             max_body_bytes=max_body_bytes,
             session_idle_s=session_idle_s,

@@ -79,7 +79,7 @@ class MessagesWriter(ReplyWriter):
         for part, pieces in itertools.groupby(texts, key=lambda each: each[0]):
             signed = {"signature": blocks.signature} if part == "thinking" else {}
             content.append({"type": part, part: "".join(text for _, text in pieces), **signed})
-        head = self._message([*content, *self._calls(answer)], _usage(len(prompt.ids), answer))
+        head = self._message([*content, *_calls(answer)], _usage(len(prompt.ids), answer))
         return head | _stop(self.fields.longest_reply, answer)
 
     def first(self, index: int, prompt: Prompt) -> str:
@@ -95,7 +95,7 @@ class MessagesWriter(ReplyWriter):
         stream = self._stream
         events = self._write(stream.blocks.push(answer.rest)) + self._write(stream.blocks.finish(answer))
         events += self._close()
-        for number, call in enumerate(self._calls(answer), start=stream.count):
+        for number, call in enumerate(_calls(answer), start=stream.count):
             arguments = json.dumps(call["input"], ensure_ascii=False)
             delta = {"type": "input_json_delta", "partial_json": arguments}
             events += _event("content_block_start", index=number, content_block={**call, "input": {}})
@@ -119,17 +119,6 @@ class MessagesWriter(ReplyWriter):
             "content": list(content),
             "usage": usage,
         }
-
-    def _calls(self, answer: Answer) -> list[dict[str, Any]]:
-        return [
-            {
-                "type": "tool_use",
-                "id": f"toolu_{self.head.unique}_{number}",
-                "name": call.name,
-                "input": json.loads(call.arguments),
-            }
-            for number, call in enumerate(answer.tool_calls)
-        ]
 
     def _write(self, texts: Texts) -> str:
         events, stream = "", self._stream
@@ -159,6 +148,13 @@ class MessagesWriter(ReplyWriter):
 
 def _event(kind: str, **content: Any) -> str:
     return server_sent({"type": kind, **content}, event=kind)
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in answer.tool_calls
+    ]
 
 
 def _usage(num_prompt_tokens: int, answer: Answer | None) -> dict[str, int]:
