@@ -15,11 +15,12 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Self
 
+import jinja2
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -27,7 +28,7 @@ from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
+from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.engines.engine import EngineAbilities, EngineConfig, EngineFailure, ErrorKind, GenerationRequest
 from envsdk.engines.front import EngineFront
 from envsdk.engines.mock import MockCore, MockSettings, PlannedReply, planned
@@ -61,14 +62,26 @@ class ScriptedReply(StrictSettings):
     """The reply answers every request whose messages behind the last reply hold this text, and takes no place
     in the order of the others."""
 
-    @property
-    def text(self) -> str:
-        """As the served policy writes it."""
-        calls = [
-            f"{OPENING}\n{json.dumps(call.model_dump(), ensure_ascii=False)}\n{CLOSING}"
-            for call in self.tool_calls
-        ]
-        return self.content + "\n".join(calls)
+    def text(self, chat: ChatTokenizer) -> str:
+        """As the model's chat template writes it, or as Hermes and Qwen do where it writes no calls."""
+        if not self.tool_calls:
+            return self.content
+        functions = [call.model_dump() for call in self.tool_calls]
+        message = {
+            "role": "assistant",
+            "content": self.content,
+            "tool_calls": [
+                {"id": f"call_{number}", "type": "function", "function": function}
+                for number, function in enumerate(functions)
+            ],
+        }
+        asked = [{"role": "user", "content": "a"}]
+        with suppress(jinja2.TemplateError):
+            before = chat.render(asked)
+            rendered = chat.render([*asked, message], add_generation_prompt=False)
+            if rendered.startswith(before) and all(call.name in rendered for call in self.tool_calls):
+                return rendered[len(before) :].rpartition(_closing_of(chat))[0]
+        return str(spelled_out([message], None)[0]["content"])
 
 
 def read_script(path: Path) -> list[ScriptedReply]:
@@ -93,7 +106,7 @@ def _read_line(line: str, where: str) -> ScriptedReply:
             f"{where}: a line that begins with {{ is a JSON object, and this one is none: {error}"
         ) from error
     reply = validated(ScriptedReply, values, where)
-    if not reply.text:
+    if not (reply.content or reply.tool_calls):
         raise ConfigurationError(f"{where}: the reply is empty: give `content`, `tool_calls` or both")
     return reply
 
@@ -111,14 +124,6 @@ def scripted_chat() -> ChatTokenizer:
     special = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     return ChatTokenizer(tokenizer, _TEMPLATE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A reply as tokens."""
-
-    match: str | None
-    token_ids: list[int]
 
 
 class ScriptedCore(MockCore):
@@ -143,15 +148,15 @@ class ScriptedCore(MockCore):
         super().__init__(EngineConfig(model=None, sequence_length=sequence_length), MockSettings())
         self.chat = chat
         self._name = name
-        lines = [_Line(reply.match, chat.reply(reply.text)) for reply in script]
-        self._in_order = [line for line in lines if line.match is None]
-        self._matching = [line for line in lines if line.match is not None]
+        lines = [(reply.match, chat.reply(reply.text(chat))) for reply in script]
+        self._in_order = [token_ids for match, token_ids in lines if match is None]
+        self._matching = [(match, token_ids) for match, token_ids in lines if match is not None]
         self._length = sequence_length
         self._header = _header_of_replies(chat)
-        self._closing = chat.decode(chat.stop_token_ids[:1], skip_special_tokens=False).strip()
+        self._closing = _closing_of(chat)
 
     def why_refused(self, request: GenerationRequest) -> EngineFailure | None:
-        if self._line_for(request) is not None:
+        if self._reply_to(request) is not None:
             return None
         return EngineFailure(
             f"the script {self._name} has ended: this conversation holds its {len(self._in_order)} replies "
@@ -160,26 +165,22 @@ class ScriptedCore(MockCore):
         )
 
     def plan(self, request: GenerationRequest, arrival: int) -> PlannedReply:
-        line = self._line_for(request)
-        assert line is not None, "the front asks `why_refused` first"
+        token_ids = self._reply_to(request)
+        assert token_ids is not None, "the front asks `why_refused` first"
         budget = min(request.sampling.max_new_tokens, self._length - len(request.prompt_ids))
-        return planned(line.token_ids, budget, request.sampling.stop_token_ids, math.nan)
+        return planned(token_ids, budget, request.sampling.stop_token_ids, math.nan)
 
-    def _line_for(self, request: GenerationRequest) -> _Line | None:
-        """The script's reply; None where it has none."""
-        opening, *turns = self._conversation(request).split(self._header)
+    def _reply_to(self, request: GenerationRequest) -> list[int] | None:
+        """The tokens of the script's reply; None where it has none."""
+        text = self.chat.decode(request.prompt_ids.tolist(), skip_special_tokens=False)
+        opening, *turns = text.split(self._header)
         # Behind each header a reply and what answers it; behind the last one nothing yet.
         asked = [opening, *(turn.partition(self._closing)[2] for turn in turns[:-1])]
-        *before, last = map(self._matched, asked)
+        *before, last = [
+            next((token_ids for match, token_ids in self._matching if match in each), None) for each in asked
+        ]
         place = before.count(None)
         return last or (self._in_order[place] if place < len(self._in_order) else None)
-
-    def _conversation(self, request: GenerationRequest) -> str:
-        return self.chat.decode(request.prompt_ids.tolist(), skip_special_tokens=False)
-
-    def _matched(self, asked: str) -> _Line | None:
-        """The first line whose text stands in what a reply answers."""
-        return next((line for line in self._matching if line.match and line.match in asked), None)
 
 
 def _header_of_replies(chat: ChatTokenizer) -> str:
@@ -194,6 +195,11 @@ def _header_of_replies(chat: ChatTokenizer) -> str:
     if not header:
         raise ConfigurationError("--scripted: the model's chat template does not mark where a reply begins")
     return header
+
+
+def _closing_of(chat: ChatTokenizer) -> str:
+    """What ends each reply."""
+    return chat.decode(chat.stop_token_ids[:1], skip_special_tokens=False).strip()
 
 
 class ScriptedSettings(EngineSettings):

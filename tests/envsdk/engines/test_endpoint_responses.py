@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,8 @@ POLICY_TEXT = st.builds(
 
 
 def answer_of(text: str, *, is_cut: bool, num_shown: int = 0) -> Answer:
-    content, calls = find_tool_calls(text)
+    content, found = find_tool_calls(text)
+    calls = [replace(call, id=f"call_{number}") for number, call in enumerate(found)]
     return Answer(
         content=content,
         tool_calls=calls,
@@ -306,7 +308,8 @@ def test_what_is_not_known_is_counted_by_its_name() -> None:
         ({"tool_choice": {"type": "function", "name": "go"}}, "tool_choice", "no tool `go` is given"),
         ({"tools": [FUNCTION, FUNCTION]}, "tools[1]", "two tools have the name `look`"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "a tool has no name"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "is missing"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "is missing"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "Input should be 'text'"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "m"}]}, "input[0]", "is of type `item_reference`"),

@@ -17,9 +17,17 @@ from hypothesis import strategies as st
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
+from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.engines.engine import EngineConfig, ErrorKind, GenerationRequest
 from envsdk.engines.sampling import SamplingParams
-from envsdk.engines.scripted import SCRIPTED_LENGTH, ScriptedCore, ScriptedEngine, ScriptedReply, read_script
+from envsdk.engines.scripted import (
+    SCRIPTED_LENGTH,
+    ScriptedCall,
+    ScriptedCore,
+    ScriptedEngine,
+    ScriptedReply,
+    read_script,
+)
 from envsdk.rollouts.play.model import running
 from tests.envsdk.engines.endpoint_models import CHATS
 
@@ -110,7 +118,7 @@ async def test_each_session_reads_the_script_from_its_beginning_and_records_one_
             assert (call.function.name, "hello.txt" in call.function.arguments) == ("bash", True)
             messages += [first, {"role": "tool", "tool_call_id": call.id, "content": ""}]
             second = await chat(endpoint, session, messages)
-            return [first.content, second.content]
+            return [first.content.strip(), second.content]
 
         sessions = [endpoint.sessions.open(rules=SamplingRules()) for _ in range(3)]
         titles = [
@@ -124,6 +132,21 @@ async def test_each_session_reads_the_script_from_its_beginning_and_records_one_
     assert [len(session.record.lines()) for session in sessions] == [2, 1, 1]
     logprobs = [logprob for reply in sessions[1].record.replies for logprob in reply.logprobs]
     assert all(map(math.isnan, logprobs))
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_calls_are_written_in_the_format_of_the_model(chat: str) -> None:
+    tokenizer = CHATS[chat]
+    calls = [ScriptedCall(name="look", arguments={"where": "up"}), ScriptedCall(name="go")]
+    reply = ScriptedReply(content="Now.", tool_calls=calls)
+    content, found = find_tool_calls(reply.text(tokenizer))
+    assert (content.strip(), [call.name for call in found]) == ("Now.", ["look", "go"])
+    asked = [{"role": "user", "content": "a"}]
+    if chat == "qwen_like_chat":
+        functions = [{"type": "function", "function": call.model_dump()} for call in calls]
+        message = {"role": "assistant", "content": "Now.", "tool_calls": functions}
+        rendered = tokenizer.render([*asked, message], add_generation_prompt=False)
+        assert rendered == f"{tokenizer.render(asked)}{reply.text(tokenizer)}<|im_end|>\n"
 
 
 async def test_behind_the_last_reply_the_request_is_refused(tmp_path: Path) -> None:

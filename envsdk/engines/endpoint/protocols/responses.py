@@ -103,8 +103,8 @@ class ResponsesWriter(ReplyWriter):
         if items.open is None and not items.done and not answer.tool_calls:
             yield from self._open("text")
         yield from self._close("incomplete" if answer.finish_reason == "length" else "completed")
-        for number, call in enumerate(answer.tool_calls):
-            yield from self._call(number, call)
+        for call in answer.tool_calls:
+            yield from self._call(call)
 
     def _open(self, part: Part) -> Iterator[Event]:
         items = self._items
@@ -158,7 +158,7 @@ class ResponsesWriter(ReplyWriter):
             item["encrypted_content"] = f"{SEALED}{THOUGHT[0]}{text}{closing}"
         return item | {"summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
-    def _call(self, number: int, call: ToolCall) -> Iterator[Event]:
+    def _call(self, call: ToolCall) -> Iterator[Event]:
         tool = self.request.tools.get(call.name, CalledTool(call.name))
         kind, name = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
         written = _input(call.arguments) if tool.is_custom else call.arguments
@@ -166,7 +166,7 @@ class ResponsesWriter(ReplyWriter):
             "id": self._id("ctc" if tool.is_custom else "fc"),
             "type": kind,
             "status": "in_progress",
-            "call_id": f"call_{self.head.unique}_{number}",
+            "call_id": call.id,
             "name": tool.name,
             name: "",
         }

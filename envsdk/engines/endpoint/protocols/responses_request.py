@@ -115,14 +115,6 @@ InputItem = Annotated[
 ]
 
 
-class ToolFormat(OpenBody):
-    """What the input of a custom tool must be."""
-
-    type: Literal["text", "grammar"]
-    syntax: str = ""
-    definition: str = ""
-
-
 class Tool(OpenBody):
     """A function, a custom tool, a namespace of both, or a tool that OpenAI's servers run."""
 
@@ -131,28 +123,15 @@ class Tool(OpenBody):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: ToolFormat | None = None
+    format: dict[str, Any] = Field(default_factory=dict)
+    """Of a custom tool's input."""
     tools: Annotated[list[Tool], FIRST] | None = None
 
 
-class NamedTool(OpenBody):
-    """`tool_choice`: this tool is to be called."""
-
-    type: Literal["function", "custom"]
-    name: str
-    namespace: str | None = None
-
-
-class TextFormat(OpenBody):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str = ""
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
 class TextConfig(OpenBody):
-    format: TextFormat | None = None
+    """What the text of a reply must be."""
+
+    format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
 
 
 class ResponsesFields(OpenBody):
@@ -233,7 +212,7 @@ def read_responses(body: bytes) -> ResponsesRequest:
         "tools": tools or None,
         "parallel_tool_calls": asked.parallel_tool_calls,
         "tool_choice": _choice(asked.tool_choice),
-        "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
+        "response_format": None if asked.text is None else _format(asked.text.format),
     }
     try:
         fields = chat_fields(chat, ignored, is_cut_to_room=True)
@@ -248,25 +227,28 @@ def read_responses(body: bytes) -> ResponsesRequest:
 
 
 _ECHOED: Mapping[str, Any] = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "reasoning": None,
-    "temperature": None,
+    **dict.fromkeys(["instructions", "max_output_tokens", "reasoning", "temperature", "top_p"]),
+    **{"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
     "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_p": None,
 }
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
 
 
 def in_responses(error: ApiError) -> ApiError:
     """The same, with the field as this protocol calls it."""
-    param = _NAMES.get(error.param or "", error.param)
-    message = error.message.replace(f"`{error.param}`", f"`{param}`")
-    return ApiError(error.status, message, code=error.code, param=param)
+    param = error.param
+    name = next((each for each in _NAMES if param and f"{param}.".startswith(f"{each}.")), None)
+    if param is None or name is None:
+        return error
+    told = param.replace(name, _NAMES[name], 1)
+    return ApiError(
+        error.status, error.message.replace(f"`{param}`", f"`{told}`"), code=error.code, param=told
+    )
 
 
 def _called(namespace: str | None, name: str) -> str:
@@ -334,8 +316,8 @@ def _function(tool: Tool) -> dict[str, Any]:
     if tool.type == "function":
         return {"description": tool.description or "", "parameters": tool.parameters or {}}
     description = tool.description or ""
-    if tool.format is not None and tool.format.definition:
-        description += f"\n\nThe input follows this {tool.format.syntax} grammar:\n{tool.format.definition}"
+    if definition := tool.format.get("definition"):
+        description += f"\n\nThe input follows this {tool.format.get('syntax')} grammar:\n{definition}"
     taken = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return {"description": description.strip(), "parameters": taken}
 
@@ -349,13 +331,9 @@ def _choice(given: Any) -> Any:
             "tool_choice",
             f"is `{kind}`; supported: `auto`, `none`, `required`, and a function or custom tool",
         )
-    named = validate(NamedTool, given)
-    return {"type": "function", "function": {"name": _called(named.namespace, named.name)}}
+    return {"type": "function", "function": {"name": _called(given.get("namespace"), str(given.get("name")))}}
 
 
-def _format(asked: TextFormat) -> dict[str, Any]:
-    if asked.type != "json_schema":
-        return {"type": asked.type}
-    if asked.schema_ is None:
-        raise invalid("text.format.schema", "`text.format.schema` is missing")
-    return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
+def _format(given: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {name: value for name, value in given.items() if name != "type"}
+    return {"type": given.get("type"), **({"json_schema": rest} if rest else {})}
