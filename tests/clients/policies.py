@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envsdk.base.processes.background_loop import on_background_loop
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.embedded import EmbeddedEngine
@@ -22,6 +24,7 @@ from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 LENGTH = 16384
+PROGRAMS = Path(__file__).resolve().parents[2] / ".venv-programs" / "node_modules"
 MODEL = "policy"
 
 
@@ -36,6 +39,11 @@ class Served:
     @property
     def base_url(self) -> str:
         return self.endpoint.base_url(self.session)
+
+    @property
+    def url(self) -> str:
+        """Base URL for Anthropic's clients, which add `/v1` themselves."""
+        return self.endpoint.session_url(self.session)
 
     @property
     def key(self) -> str:
@@ -85,6 +93,14 @@ def write_model(folder: Path) -> Path:
 def call(name: str, **arguments: Any) -> str:
     """A reply's tool call."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def program(name: str, pattern: str) -> Path:
+    """A program that `make test-clients` installs with npm; the test is skipped where it is missing."""
+    found = next(PROGRAMS.glob(pattern), None)
+    if found is None:
+        pytest.skip(f"needs the program `{name}`: make test-clients, on a machine with npm")
+    return found
 
 
 @contextmanager
