@@ -29,6 +29,7 @@ from envsdk.base.settings.validation import validated
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.messages import spelled_out
+from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.engines.engine import EngineAbilities, EngineConfig, EngineFailure, ErrorKind, GenerationRequest
 from envsdk.engines.front import EngineFront
 from envsdk.engines.mock import MockCore, MockSettings, PlannedReply, planned
@@ -63,7 +64,7 @@ class ScriptedReply(StrictSettings):
     in the order of the others."""
 
     def text(self, chat: ChatTokenizer) -> str:
-        """As the model's chat template writes it, or as Hermes and Qwen do where it writes no calls."""
+        """As the chat template writes it, or as Hermes and Qwen do where its calls could not be read."""
         if not self.tool_calls:
             return self.content
         functions = [call.model_dump() for call in self.tool_calls]
@@ -77,10 +78,10 @@ class ScriptedReply(StrictSettings):
         }
         asked = [{"role": "user", "content": "a"}]
         with suppress(jinja2.TemplateError):
-            before = chat.render(asked)
             rendered = chat.render([*asked, message], add_generation_prompt=False)
-            if rendered.startswith(before) and all(call.name in rendered for call in self.tool_calls):
-                return rendered[len(before) :].rpartition(_closing_of(chat))[0]
+            written = rendered.removeprefix(chat.render(asked)).rpartition(_closing_of(chat))[0]
+            if len(find_tool_calls(written)[1]) == len(functions):
+                return written
         return str(spelled_out([message], None)[0]["content"])
 
 

@@ -138,13 +138,13 @@ async def test_each_session_reads_the_script_from_its_beginning_and_records_one_
 def test_calls_are_written_in_the_format_of_the_model(chat: str) -> None:
     tokenizer = CHATS[chat]
     calls = [ScriptedCall(name="look", arguments={"where": "up"}), ScriptedCall(name="go")]
-    reply = ScriptedReply(content="Now.", tool_calls=calls)
+    reply = ScriptedReply(content="Now I look and go.", tool_calls=calls)
     content, found = find_tool_calls(reply.text(tokenizer))
-    assert (content.strip(), [call.name for call in found]) == ("Now.", ["look", "go"])
+    assert (content.strip(), [call.name for call in found]) == ("Now I look and go.", ["look", "go"])
     asked = [{"role": "user", "content": "a"}]
     if chat == "qwen_like_chat":
         functions = [{"type": "function", "function": call.model_dump()} for call in calls]
-        message = {"role": "assistant", "content": "Now.", "tool_calls": functions}
+        message = {"role": "assistant", "content": "Now I look and go.", "tool_calls": functions}
         rendered = tokenizer.render([*asked, message], add_generation_prompt=False)
         assert rendered == f"{tokenizer.render(asked)}{reply.text(tokenizer)}<|im_end|>\n"
 

@@ -1,11 +1,10 @@
-"""What programs play with: a repository, `envsdk serve --scripted` as a process, and one session of it."""
+"""What agent programs play with: a repository, and a session of `envsdk serve --scripted` as a process."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,23 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
-INSTALLED = Path(__file__).parents[2] / "build" / "agents" / "node_modules"
 TOKEN = "a-token-that-is-long-enough"
 DEADLINE_S = 240
-
-
-def program(path: str) -> str:
-    """The path of an installed program, `path` as a pattern; the test is skipped where there is none."""
-    if not os.environ.get("ENVSDK_TEST_AGENTS"):
-        pytest.skip("plays with programs of the npm registry: make test-agents")
-    if shutil.which("node") is None:
-        pytest.skip("there is no Node.js: apt-get install nodejs npm")
-    found = sorted(INSTALLED.glob(path))
-    if not found:
-        pytest.skip(f"{path} is not installed: make test-agents")
-    return str(found[0])
 
 
 def reply(content: str = "", **calls: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,10 +27,8 @@ def reply(content: str = "", **calls: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def write_repository(folder: Path) -> Path:
     """A repository with one commit."""
-    folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "sums.py").write_text("def add(a, b):\n    return a - b\n")
     git(folder, "init", "--quiet", "--initial-branch", "main")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from policies import program
+from scripted_programs import Session, git, playing, reply
 
-from tests.agents.programs import Session, git, playing, program, reply
-
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 CONFIG = """
 model = "{model}"
@@ -26,7 +26,7 @@ supports_websockets = {websockets}
 
 @pytest.fixture
 def codex() -> str:
-    return program("@openai/codex/bin/codex.js")
+    return str(program("codex", "@openai/codex/bin/codex.js"))
 
 
 def play(

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from policies import program
+from scripted_programs import git, playing, reply
 
-from tests.agents.programs import git, playing, program, reply
-
-pytestmark = [pytest.mark.agents, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
 def opencode() -> str:
-    return program("opencode-linux-*/bin/opencode")
+    return str(program("opencode", "opencode-linux-*/bin/opencode"))
 
 
 def test_thirty_turns_are_one_line_and_its_title_another(
