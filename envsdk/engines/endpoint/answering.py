@@ -23,7 +23,13 @@ from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
-from envsdk.engines.endpoint.messages import settled, spelled_out, template_messages
+from envsdk.engines.endpoint.messages import (
+    observation,
+    settled,
+    spelled_out,
+    takes_system,
+    template_messages,
+)
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
@@ -124,7 +130,7 @@ class Answerer:
         self.chat = chat
         self.sequence_length = sequence_length
         self._writes_tools = _writes_tools(chat)
-        self._takes_system = _takes_system(chat)
+        self._takes_system = takes_system(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -168,7 +174,7 @@ class Answerer:
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
-        told = messages if session is None else [_as_sampled(session, message) for message in messages]
+        told = messages if session is None else [session.as_sampled(message) for message in messages]
         keys = message_keys(told, fields.tools)
         shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
@@ -181,7 +187,7 @@ class Answerer:
                     ids=[*parent.ids, *new_ids],
                     new_ids=new_ids,
                     parent=parent,
-                    observation=_observation(messages, behind=count),
+                    observation=observation(messages, behind=count),
                     key=keys[-1],
                 )
         try:
@@ -189,7 +195,7 @@ class Answerer:
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=observation(messages), key=keys[-1])
 
     def _behind(
         self,
@@ -484,14 +490,6 @@ def _function(call: ToolCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": json.loads(call.arguments)}
 
 
-def _as_sampled(session: Session, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message with the session's calls as the policy wrote them: clients add defaults to them."""
-    if not session.calls or "tool_calls" not in message:
-        return message
-    calls = [{"function": session.calls.get(call["id"], call["function"])} for call in message["tool_calls"]]
-    return {**message, "tool_calls": calls}
-
-
 def _writes_tools(chat: ChatTokenizer) -> bool:
     """Whether the model's chat template shows the functions that it may call."""
     function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -500,25 +498,3 @@ def _writes_tools(chat: ChatTokenizer) -> bool:
         return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
     except jinja2.TemplateError:
         return True
-
-
-def _takes_system(chat: ChatTokenizer) -> bool:
-    """Whether the model's chat template writes a system message inside a conversation where it stands."""
-    turns = [("user", "envsdk1"), ("system", _PROBE), ("assistant", "envsdk2"), ("user", "envsdk3")]
-    try:
-        text = chat.render([{"role": role, "content": content} for role, content in turns])
-    except jinja2.TemplateError:
-        return False
-    places = [text.find(content) for _, content in turns]
-    return min(places) >= 0 and places == sorted(places)
-
-
-def _observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
-    """The text behind the policy's last message, but for the system message at the beginning of all."""
-    told: list[str] = []
-    for number in range(len(messages) - 1, behind - 1, -1):
-        role = messages[number]["role"]
-        if role == "assistant" or (role == "system" and number == 0):
-            break
-        told.append(messages[number]["content"])
-    return "\n".join(reversed(told))

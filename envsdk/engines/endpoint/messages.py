@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import jinja2
 from pydantic import BaseModel, ConfigDict, FailFast
 
+from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
 
@@ -87,6 +89,28 @@ def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
 def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
     """The messages as chat templates read them. Raises ApiError for what is not text."""
     return [_template_message(message, number) for number, message in enumerate(messages)]
+
+
+def takes_system(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template writes a system message inside a conversation where it stands."""
+    turns = [("user", "envsdk1"), ("system", "envsdk2"), ("assistant", "envsdk3"), ("user", "envsdk4")]
+    try:
+        text = chat.render([{"role": role, "content": content} for role, content in turns])
+    except jinja2.TemplateError:
+        return False
+    places = [text.find(content) for _, content in turns]
+    return min(places) >= 0 and places == sorted(places)
+
+
+def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
+    """The text behind the policy's last message, but for the system message at the beginning of all."""
+    told: list[str] = []
+    for number in range(len(messages) - 1, behind - 1, -1):
+        role = messages[number]["role"]
+        if role == "assistant" or (role == "system" and number == 0):
+            break
+        told.append(messages[number]["content"])
+    return "\n".join(reversed(told))
 
 
 def settled(messages: Sequence[dict[str, Any]], *, takes_system: bool) -> list[dict[str, Any]]:

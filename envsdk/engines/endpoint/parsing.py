@@ -1,4 +1,4 @@
-"""Pure: bodies of requests as models. Whoever sent a wrong one is told the first field that is wrong."""
+"""Pure: bodies of requests as models. An error names the first field that is wrong."""
 
 from __future__ import annotations
 

@@ -125,6 +125,7 @@ class SessionRoutes:
             {
                 "id": session.session_id,
                 "base_url": f"{base}/v1",
+                "anthropic_base_url": base,
                 "api_key": session.api_key,
                 "model": self._model_name,
                 "index": session.task.index,

@@ -79,6 +79,13 @@ class Session:
         """Number of a reply that is asked for, from 0."""
         return next(self._numbers)
 
+    def as_sampled(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message with this session's calls as the policy wrote them: clients add defaults to them."""
+        if not self.calls or "tool_calls" not in message:
+            return message
+        calls = [{"function": self.calls.get(call["id"], call["function"])} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+
     def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
         """For the latest reply."""
         given = Reward(num_replies=len(self.record.replies), reward=reward, metrics=metrics or {})

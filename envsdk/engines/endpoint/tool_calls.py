@@ -26,7 +26,7 @@ class ToolCall:
     arguments: str
     """JSON of an object."""
     id: str = ""
-    """By which clients name it when they repeat it and give its result."""
+    """Its name in the messages of clients, which repeat it and give its result."""
 
 
 def call_of(name: str, parameters: Mapping[str, Any] | None) -> TaggedJson:

@@ -36,7 +36,7 @@ class _Blocks:
 
     @property
     def signature(self) -> str:
-        """Of the thought, when it is closed."""
+        """Signature of the thought, when it is closed."""
         return UNFINISHED if self.thought.part == "thinking" else FINISHED
 
     def _after_spaces(self, texts: Texts) -> Texts:
