@@ -51,7 +51,7 @@ class ScriptedCall(StrictSettings):
 
     name: str = Field(min_length=1)
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Of a custom tool of the Responses API `{"input": TEXT}`."""
+    """`{"input": TEXT}` for a custom tool of the Responses API."""
 
 
 class ScriptedReply(StrictSettings):

@@ -52,9 +52,6 @@ def body(given: Any, **fields: Any) -> bytes:
     return json.dumps({"model": "policy", "input": given, "tools": TOOLS, **fields}).encode()
 
 
-# A conversation as chat messages, and the items that say the same.
-
-
 def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
     return {"id": "c1", "type": "function", "function": function}
@@ -119,9 +116,6 @@ def test_a_conversation_in_items_gives_the_messages_of_its_chat_form(
     asked = read_responses(body(items)).fields
     same = read_chat(json.dumps({"model": "policy", "messages": messages}).encode())
     assert template_messages(asked.messages) == template_messages(same.messages)
-
-
-# Replies of the policy, as text.
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
@@ -327,9 +321,6 @@ def test_what_would_make_it_another_request_is_refused_by_its_name(
         read_responses(body("go", **fields))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert message in refused.value.message
-
-
-# The endpoint, with the SDK.
 
 
 @asynccontextmanager

@@ -37,9 +37,9 @@ class _Items:
     open: Part | None = None
     """What the item is that is being written; None between two."""
     text: str = ""
-    """Of the open item, so far."""
+    """What the open item holds so far."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of the events."""
+    """What the next events are numbered by."""
     num_prompt_tokens: int = 0
 
 

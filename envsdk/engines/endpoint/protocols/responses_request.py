@@ -124,7 +124,7 @@ class Tool(OpenBody):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] = Field(default_factory=dict)
-    """Of a custom tool's input."""
+    """What the input of a custom tool must be."""
     tools: Annotated[list[Tool], FIRST] | None = None
 
 
@@ -177,7 +177,7 @@ class ResponsesRequest:
 
     fields: ChatFields
     tools: Mapping[str, CalledTool]
-    """By the names under which the policy calls them."""
+    """The tools, by the names under which the policy calls them."""
     echoed: Mapping[str, Any]
     """Fields that the answer repeats."""
     seals_reasoning: bool
@@ -264,7 +264,7 @@ def _messages(asked: ResponsesFields, ignored: list[str]) -> list[dict[str, Any]
     if asked.instructions:
         messages.append({"role": "system", "content": asked.instructions})
     place = 0
-    """Of the last item in the assistant's message: 1 its reasoning, 2 its text, 3 a call; 0 without one."""
+    """Place of the last item in the assistant's message: 1 reasoning, 2 text, 3 a call; 0 without one."""
     for item in asked.input:
         match item:
             case ResultItem():
