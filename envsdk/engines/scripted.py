@@ -160,8 +160,8 @@ class ScriptedCore(MockCore):
         if self._reply_to(request) is not None:
             return None
         return EngineFailure(
-            f"the script {self._name} has ended: this conversation holds its {len(self._in_order)} replies "
-            "already. Add a line to it, or begin another conversation",
+            f"the script {self._name} has ended: this conversation holds all its replies "
+            f"({len(self._in_order)}). Add a line to it, or begin another conversation",
             ErrorKind.SCRIPT_ENDED,
         )
 

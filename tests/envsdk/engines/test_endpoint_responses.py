@@ -445,7 +445,8 @@ async def test_failures_are_told_in_this_protocol(tmp_path: Path) -> None:
     failed = events[-1].response  # type: ignore[union-attr]
     assert failed.status == "failed"
     assert failed.error is not None
-    assert failed.error.code == over.value.code == "script_ended"
+    assert (failed.error.code, over.value.code) == ("invalid_prompt", "script_ended")  # Codex asks once
+    assert "has ended" in failed.error.message
     assert (full.value.code, full.value.param) == ("context_length_exceeded", "input")
     assert upgrade.status_code == 426
     assert "send a POST" in upgrade.json()["error"]["message"]

@@ -74,7 +74,8 @@ class ResponsesWriter(ReplyWriter):
         return self._sent([{"type": f"response.{response['status']}", "response": response}])
 
     def failed(self, error: ApiError) -> str:
-        problem = error_body(error)["error"]
+        code = error.code if error.code == "context_length_exceeded" else "invalid_prompt"
+        problem = {"code": code if error.status < 500 else "server_error", "message": error.message}
         response = self._response(None) | {"status": "failed", "error": problem, "output": self._items.done}
         return self._sent([{"type": "response.failed", "response": response}])
 
