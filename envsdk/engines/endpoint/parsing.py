@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,17 +37,17 @@ class OpenBody(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-def unknown_in(value: Any, where: str = "") -> Iterator[str]:
+def unknown_in(body: OpenBody, where: str = "") -> list[str]:
     """Names of the fields that nothing is known of, with a list's entries under one name."""
-    if isinstance(value, list):
-        for each in value:
-            yield from unknown_in(each, f"{where}[]")
-    elif isinstance(value, OpenBody):
-        prefix = f"{where}." if where else ""
-        yield from (prefix + name for name, given in (value.model_extra or {}).items() if given)
-        for name, given in value:
-            if isinstance(given, list | OpenBody):
-                yield from unknown_in(given, prefix + name)
+    found = [where + name for name, value in (body.model_extra or {}).items() if value]
+    for name, value in body.__dict__.items():
+        if isinstance(value, OpenBody):
+            found += unknown_in(value, f"{where}{name}.")
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, OpenBody):
+                    found += unknown_in(each, f"{where}{name}[].")
+    return found
 
 
 _MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")

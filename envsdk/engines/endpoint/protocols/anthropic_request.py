@@ -148,7 +148,7 @@ class MessagesFields(OpenBody):
 def read_messages(body: bytes) -> ChatFields:
     """The chat request that this one means. Raises ApiError."""
     asked = validate(MessagesFields, read_json(body))
-    ignored = list(unknown_in(asked))
+    ignored = unknown_in(asked)
     messages: list[dict[str, Any]] = []
     system = [text for block in asked.system or () if (text := _without_billing(block.text, ignored))]
     if system:

@@ -191,7 +191,7 @@ def read_responses(body: bytes) -> ResponsesRequest:
         if values.get(name):
             raise unsupported(name, f"is not supported, since nothing is stored: {why}")
     asked = validate(ResponsesFields, values)
-    ignored = list(unknown_in(asked))
+    ignored = unknown_in(asked)
     ignored += [f"include[].{name}" for name in asked.include or () if name != ENCRYPTED]
     tools: list[dict[str, Any]] = []
     names: dict[str, CalledTool] = {}
