@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Self
@@ -30,14 +31,12 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.engines.endpoint.tool_calls import find_tool_calls
-from envsdk.engines.engine import EngineAbilities, EngineConfig, EngineFailure, ErrorKind, GenerationRequest
+from envsdk.engines.engine import EngineConfig, EngineFailure, ErrorKind, GenerationRequest
 from envsdk.engines.front import EngineFront
 from envsdk.engines.mock import MockCore, MockSettings, PlannedReply, planned
-from envsdk.engines.settings import EngineSettings
 
 SCRIPTED_LENGTH = 131_072
 """Context without a model's folder: prompts of agents have 8,000 tokens and more, and it costs nothing."""
-_VOCAB_SIZE = 16_384
 _TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|' + message.role + '|>' + message.content + '<|end|>' -}}"
@@ -67,20 +66,16 @@ class ScriptedReply(StrictSettings):
         """As the chat template writes it, or as Hermes and Qwen do where its calls could not be read."""
         if not self.tool_calls:
             return self.content
-        functions = [call.model_dump() for call in self.tool_calls]
-        message = {
-            "role": "assistant",
-            "content": self.content,
-            "tool_calls": [
-                {"id": f"call_{number}", "type": "function", "function": function}
-                for number, function in enumerate(functions)
-            ],
-        }
+        calls = [
+            {"id": f"{number:09d}", "type": "function", "function": call.model_dump()}
+            for number, call in enumerate(self.tool_calls)
+        ]
+        message = {"role": "assistant", "content": self.content, "tool_calls": calls}
         asked = [{"role": "user", "content": "a"}]
         with suppress(jinja2.TemplateError):
             rendered = chat.render([*asked, message], add_generation_prompt=False)
             written = rendered.removeprefix(chat.render(asked)).rpartition(_closing_of(chat))[0]
-            if len(find_tool_calls(written)[1]) == len(functions):
+            if len(find_tool_calls(written)[1]) == len(calls):
                 return written
         return str(spelled_out([message], None)[0]["content"])
 
@@ -120,7 +115,7 @@ def scripted_chat() -> ChatTokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(
         topics.values(),
-        trainers.BpeTrainer(vocab_size=_VOCAB_SIZE, initial_alphabet=alphabet, show_progress=False),
+        trainers.BpeTrainer(vocab_size=16_384, initial_alphabet=alphabet, show_progress=False),
     )
     special = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
@@ -133,26 +128,18 @@ class ScriptedCore(MockCore):
     What a request asks of the sampling and of the reply's structure is taken, and changes nothing.
     """
 
-    abilities = EngineAbilities(
-        inflight_update=True,
-        priority=True,
-        progress=True,
-        structured_output=True,
-        logit_changes=True,
-        logprobs=False,
-    )
+    abilities = replace(MockCore.abilities, structured_output=True, logit_changes=True, logprobs=False)
 
     def __init__(
-        self, script: Sequence[ScriptedReply], chat: ChatTokenizer, *, sequence_length: int, name: str
+        self, script: Sequence[ScriptedReply], chat: ChatTokenizer, config: EngineConfig, *, name: str
     ) -> None:
         """`name` of the script, for messages. ConfigurationError when the chat template marks no reply."""
-        super().__init__(EngineConfig(model=None, sequence_length=sequence_length), MockSettings())
+        super().__init__(config, MockSettings())
         self.chat = chat
         self._name = name
         lines = [(reply.match, chat.reply(reply.text(chat))) for reply in script]
         self._in_order = [token_ids for match, token_ids in lines if match is None]
         self._matching = [(match, token_ids) for match, token_ids in lines if match is not None]
-        self._length = sequence_length
         self._header = _header_of_replies(chat)
         self._closing = _closing_of(chat)
 
@@ -168,7 +155,7 @@ class ScriptedCore(MockCore):
     def plan(self, request: GenerationRequest, arrival: int) -> PlannedReply:
         token_ids = self._reply_to(request)
         assert token_ids is not None, "the front asks `why_refused` first"
-        budget = min(request.sampling.max_new_tokens, self._length - len(request.prompt_ids))
+        budget = min(request.sampling.max_new_tokens, self._sequence_length - len(request.prompt_ids))
         return planned(token_ids, budget, request.sampling.stop_token_ids, math.nan)
 
     def _reply_to(self, request: GenerationRequest) -> list[int] | None:
@@ -203,13 +190,6 @@ def _closing_of(chat: ChatTokenizer) -> str:
     return chat.decode(chat.stop_token_ids[:1], skip_special_tokens=False).strip()
 
 
-class ScriptedSettings(EngineSettings):
-    """`strategy_config` of the scripted engine."""
-
-    script: Path
-    """See the module's text."""
-
-
 class ScriptedEngine(EngineFront):
     """A script behind the engine contract."""
 
@@ -217,10 +197,8 @@ class ScriptedEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        """With `model` its tokenizer and chat template are used, else those of `scripted_chat`."""
-        path = validated(
-            ScriptedSettings, config.strategy_config, "strategy_config of engine `scripted`"
-        ).script
+        """`strategy_config` has the `script`'s path. Without a `model` the tokenizer is `scripted_chat`."""
+        path = Path(config.strategy_config["script"])
         chat = scripted_chat() if config.model is None else ChatTokenizer.load(config.model)
-        core = ScriptedCore(read_script(path), chat, sequence_length=config.sequence_length, name=str(path))
+        core = ScriptedCore(read_script(path), chat, config, name=str(path))
         return cls(core, name="scripted", sequence_length=config.sequence_length)

@@ -39,7 +39,9 @@ SCRIPT = [
     ScriptedReply(content="three"),
 ]
 CORES = {
-    name: ScriptedCore(SCRIPT, CHATS[name], sequence_length=4096, name="script.jsonl")
+    name: ScriptedCore(
+        SCRIPT, CHATS[name], EngineConfig(model=None, sequence_length=4096), name="script.jsonl"
+    )
     for name in ("tiny_chat", "qwen_like_chat")
 }
 TEXTS = st.text(alphabet='ab <>|\n/{"}é漢', max_size=12)

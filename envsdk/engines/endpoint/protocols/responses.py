@@ -16,8 +16,8 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.responses_request import (
     SEALED,
-    CalledTool,
     ResponsesRequest,
+    Tool,
     in_responses,
     read_responses,
 )
@@ -25,6 +25,7 @@ from envsdk.engines.endpoint.reply_text import THOUGHT, Part, ThoughtText
 from envsdk.engines.endpoint.tool_calls import ToolCall
 
 Event = Mapping[str, Any]
+_BEGUN = ("created", "in_progress")
 
 
 @dataclass(slots=True)
@@ -59,9 +60,7 @@ class ResponsesWriter(ReplyWriter):
     def first(self, index: int, prompt: Prompt) -> str:
         self._items.num_prompt_tokens = len(prompt.ids)
         begun = self._response(None)
-        return self._sent(
-            [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
-        )
+        return self._sent([{"type": f"response.{each}", "response": begun} for each in _BEGUN])
 
     def piece(self, index: int, piece: Piece) -> str:
         return self._sent(self._texts(self._items.parts.push(piece.text)))
@@ -112,7 +111,7 @@ class ResponsesWriter(ReplyWriter):
         items.open, items.text = part, ""
         begun = self._item(part, "", "in_progress")
         yield {"type": "response.output_item.added", **self._place, "item": begun | {"content": []}}
-        yield {"type": "response.content_part.added", **self._at(0), "part": begun["content"][0]}
+        yield {"type": "response.content_part.added", **self._part, "part": begun["content"][0]}
 
     def _close(self, status: str) -> Iterator[Event]:
         items = self._items
@@ -122,7 +121,7 @@ class ResponsesWriter(ReplyWriter):
             status = "completed" if items.parts.part == "text" else "incomplete"
         item = self._item(items.open, items.text, status)
         yield self._of_text("done", text=items.text)
-        yield {"type": "response.content_part.done", **self._at(0), "part": item["content"][0]}
+        yield {"type": "response.content_part.done", **self._part, "part": item["content"][0]}
         yield {"type": "response.output_item.done", **self._place, "item": item}
         items.done.append(item)
         items.open = None
@@ -131,19 +130,17 @@ class ResponsesWriter(ReplyWriter):
     def _place(self) -> dict[str, int]:
         return {"output_index": len(self._items.done)}
 
-    def _at(self, content_index: int) -> dict[str, Any]:
-        assert self._items.open is not None
-        return {
-            **self._place,
-            "item_id": self._id(_PREFIXES[self._items.open]),
-            "content_index": content_index,
-        }
+    @property
+    def _part(self) -> dict[str, Any]:
+        """Place of the open item's one part."""
+        prefix = "rs" if self._items.open == "thinking" else "msg"
+        return {**self._place, "item_id": self._id(prefix), "content_index": 0}
 
     def _of_text(self, what: str, **content: str) -> Event:
         is_thought = self._items.open == "thinking"
         kind = "reasoning_text" if is_thought else "output_text"
         logprobs: dict[str, Any] = {} if is_thought else {"logprobs": []}
-        return {"type": f"response.{kind}.{what}", **self._at(0), **content, **logprobs}
+        return {"type": f"response.{kind}.{what}", **self._part, **content, **logprobs}
 
     def _id(self, prefix: str) -> str:
         return f"{prefix}_{self.head.unique}_{len(self._items.done)}"
@@ -160,29 +157,25 @@ class ResponsesWriter(ReplyWriter):
         return item | {"summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
     def _call(self, call: ToolCall) -> Iterator[Event]:
-        tool = self.request.tools.get(call.name, CalledTool(call.name))
-        kind, name = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
-        written = _input(call.arguments) if tool.is_custom else call.arguments
+        namespace, tool = self.request.tools.get(call.name, (None, Tool(type="function", name=call.name)))
+        is_custom = tool.type == "custom"
+        kind, name = ("custom_tool_call", "input") if is_custom else ("function_call", "arguments")
+        written = _input(call.arguments) if is_custom else call.arguments
         item: dict[str, Any] = {
-            "id": self._id("ctc" if tool.is_custom else "fc"),
+            "id": self._id("ctc" if is_custom else "fc"),
             "type": kind,
             "status": "in_progress",
             "call_id": call.id,
             "name": tool.name,
             name: "",
         }
-        if tool.namespace is not None:
-            item["namespace"] = tool.namespace
+        if namespace is not None:
+            item["namespace"] = namespace
         at = {**self._place, "item_id": item["id"]}
-        event = f"response.{kind}_input" if tool.is_custom else f"response.{kind}_arguments"
+        event = f"response.{kind}_{name}"
         yield {"type": "response.output_item.added", **self._place, "item": dict(item)}
         yield {"type": f"{event}.delta", **at, "delta": written}
-        yield {
-            "type": f"{event}.done",
-            **at,
-            name: written,
-            **({} if tool.is_custom else {"name": tool.name}),
-        }
+        yield {"type": f"{event}.done", **at, "name": tool.name, name: written}
         item |= {"status": "completed", name: written}
         yield {"type": "response.output_item.done", **self._place, "item": item}
         self._items.done.append(item)
@@ -216,9 +209,6 @@ class ResponsesWriter(ReplyWriter):
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": num_prompt + num_sampled,
         }
-
-
-_PREFIXES: Mapping[Part, str] = {"thinking": "rs", "text": "msg"}
 
 
 def _input(arguments: str) -> str:

@@ -100,10 +100,6 @@ class ResultItem(Item):
     output: Texts
 
 
-def _kind(item: Any) -> Any:
-    return item.get("type", "message") if isinstance(item, dict) else None
-
-
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[ReasoningItem, Tag("reasoning")]
@@ -111,7 +107,7 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("custom_tool_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
     | Annotated[ResultItem, Tag("custom_tool_call_output")],
-    Discriminator(_kind),
+    Discriminator(lambda item: item.get("type", "message") if isinstance(item, dict) else None),
 ]
 
 
@@ -123,7 +119,7 @@ class Tool(OpenBody):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] = Field(default_factory=dict)
+    format: dict[str, Any] | None = None
     """What the input of a custom tool must be."""
     tools: Annotated[list[Tool], FIRST] | None = None
 
@@ -131,7 +127,7 @@ class Tool(OpenBody):
 class TextConfig(OpenBody):
     """What the text of a reply must be."""
 
-    format: dict[str, Any] = Field(default_factory=lambda: {"type": "text"})
+    format: dict[str, Any] | None = None
 
 
 class ResponsesFields(OpenBody):
@@ -162,22 +158,13 @@ _REFUSED: Mapping[str, str] = {
 """Fields whose loss would make another request of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CalledTool:
-    """A tool as the client knows it."""
-
-    name: str
-    namespace: str | None = None
-    is_custom: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
     """A request as it is answered."""
 
     fields: ChatFields
-    tools: Mapping[str, CalledTool]
-    """The tools, by the names under which the policy calls them."""
+    tools: Mapping[str, tuple[str | None, Tool]]
+    """The tools with their namespaces, by the names under which the policy calls them."""
     echoed: Mapping[str, Any]
     """Fields that the answer repeats."""
     seals_reasoning: bool
@@ -185,7 +172,7 @@ class ResponsesRequest:
 
 
 def read_responses(body: bytes) -> ResponsesRequest:
-    """Raises ApiError."""
+    """Raises ApiError, some with the field as the chat request has it: see `in_responses`."""
     values = read_json(body)
     for name, why in _REFUSED.items():
         if values.get(name):
@@ -194,13 +181,13 @@ def read_responses(body: bytes) -> ResponsesRequest:
     ignored = unknown_in(asked)
     ignored += [f"include[].{name}" for name in asked.include or () if name != ENCRYPTED]
     tools: list[dict[str, Any]] = []
-    names: dict[str, CalledTool] = {}
-    for number, (called, tool) in enumerate(_tools(asked.tools or (), ignored)):
-        name = _called(called.namespace, called.name)
-        if not called.name or name in names:
-            problem = f"two tools have the name `{name}`" if called.name else "a tool has no name"
+    names: dict[str, tuple[str | None, Tool]] = {}
+    for number, (namespace, tool) in enumerate(_tools(asked.tools or (), ignored)):
+        name = _called(namespace, tool.name)
+        if not tool.name or name in names:
+            problem = f"two tools have the name `{name}`" if tool.name else "a tool has no name"
             raise invalid(f"tools[{number}]", problem)
-        names[name] = called
+        names[name] = namespace, tool
         tools.append({"type": "function", "function": {"name": name, **_function(tool)}})
     chat: dict[str, Any] = {
         "model": asked.model,
@@ -212,14 +199,10 @@ def read_responses(body: bytes) -> ResponsesRequest:
         "tools": tools or None,
         "parallel_tool_calls": asked.parallel_tool_calls,
         "tool_choice": _choice(asked.tool_choice),
-        "response_format": None if asked.text is None else _format(asked.text.format),
+        "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
     }
-    try:
-        fields = chat_fields(chat, ignored, is_cut_to_room=True)
-    except ApiError as error:
-        raise in_responses(error) from error
     return ResponsesRequest(
-        fields=fields,
+        fields=chat_fields(chat, ignored, is_cut_to_room=True),
         tools=names,
         echoed={name: values.get(name, default) for name, default in _ECHOED.items()},
         seals_reasoning=ENCRYPTED in (asked.include or ()),
@@ -246,9 +229,8 @@ def in_responses(error: ApiError) -> ApiError:
     if param is None or name is None:
         return error
     told = param.replace(name, _NAMES[name], 1)
-    return ApiError(
-        error.status, error.message.replace(f"`{param}`", f"`{told}`"), code=error.code, param=told
-    )
+    message = error.message.replace(f"`{param}`", f"`{told}`")
+    return ApiError(error.status, message, code=error.code, param=told)
 
 
 def _called(namespace: str | None, name: str) -> str:
@@ -300,14 +282,13 @@ def _add(message: dict[str, Any], item: ReasoningItem | MessageItem | CallItem) 
             message.setdefault("tool_calls", []).append(item.call)
 
 
-def _tools(given: Sequence[Tool], ignored: list[str]) -> Iterator[tuple[CalledTool, Tool]]:
-    """Functions and custom tools; the names of others go to `ignored`."""
+def _tools(given: Sequence[Tool], ignored: list[str]) -> Iterator[tuple[str | None, Tool]]:
+    """Functions and custom tools with their namespaces; the types of others go to `ignored`."""
     for tool in given:
-        inside = (tool.tools or ()) if tool.type == "namespace" else (tool,)
         namespace = tool.name if tool.type == "namespace" else None
-        for each in inside:
+        for each in (tool.tools or ()) if namespace is not None else (tool,):
             if each.type in ("function", "custom"):
-                yield CalledTool(each.name, namespace, each.type == "custom"), each
+                yield namespace, each
             else:
                 ignored.append(f"tools[].{each.type}")
 
@@ -316,7 +297,7 @@ def _function(tool: Tool) -> dict[str, Any]:
     if tool.type == "function":
         return {"description": tool.description or "", "parameters": tool.parameters or {}}
     description = tool.description or ""
-    if definition := tool.format.get("definition"):
+    if tool.format and (definition := tool.format.get("definition")):
         description += f"\n\nThe input follows this {tool.format.get('syntax')} grammar:\n{definition}"
     taken = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return {"description": description.strip(), "parameters": taken}
