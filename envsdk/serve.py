@@ -63,6 +63,7 @@ def command(options: ServeOptions) -> None:
     Clients need the token: from the environment variable ENVSDK_ENDPOINT_TOKEN, or made up and shown once.
     """
     try:
+        from envsdk.base.net.web_server import check_address
         from envsdk.engines.endpoint.sampling import SamplingRules
         from envsdk.engines.endpoint.server import EndpointConfig
     except ModuleNotFoundError as error:
@@ -75,6 +76,7 @@ def command(options: ServeOptions) -> None:
     token, source = given_token(), options.source
     if source is None and options.scripted is None:
         raise ConfigurationError("there is nothing to serve: give MODEL_OR_YAML, or --scripted FILE")
+    check_address(options.host, options.port)
     model, rules, sequence_length = None, SamplingRules(is_fixed=options.fixed_sampling), SCRIPTED_LENGTH
     if source is not None:
         model = find_model(source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
