@@ -174,8 +174,7 @@ class Answerer:
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
-        told = messages if session is None else [session.as_sampled(message) for message in messages]
-        keys = message_keys(told, fields.tools)
+        keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
         shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
         if found is not None:
@@ -297,7 +296,7 @@ class Answerer:
         is_without_reply = isinstance(fields, CompletionFields) and fields.is_without_reply
         if is_without_reply:
             on_piece = None
-        reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece)
+        reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece, sampling.prompt_logprobs)
         state_hash = session.state_hash if session is not None else None
         began = time.perf_counter()
         finish_reason = await self._sample(session, prompt, sampling, reply, fields)
@@ -373,15 +372,11 @@ class Answerer:
         )
         future = self._proxy.generate(request, on_tokens=reply.take)
         running.add(future)
-        stopped = asyncio.ensure_future(reply.stopped.wait())
+        future.add_done_callback(reply.end)
         try:
-            waited_for: set[asyncio.Future[Any]] = {future, stopped}
-            if sampling.prompt_logprobs:  # they come when the reply has ended
-                waited_for = {future}
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            await reply.ended
         finally:
             running.discard(future)
-            stopped.cancel()
             if not future.done():
                 future.cancel()
         if session is not None and session.is_over:
@@ -430,13 +425,19 @@ class _Reply:
     text: ReplyText
     stop_token_ids: frozenset[int]
     on_piece: OnPiece | None
+    is_scored: bool
+    """Whether log-probabilities of the prompt come too, when the engine has finished."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
     prompt_scores: PromptScores | None = None
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its text ended it."""
+    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the engine has finished, or the text has ended the reply."""
+
+    def end(self, _: object = None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def take(self, delta: TokenDelta) -> None:
         """Called by the proxy."""
@@ -465,8 +466,8 @@ class _Reply:
                     version=self.versions[-1],
                 )
             )
-        if self.text.is_stopped:
-            self.stopped.set()
+        if self.text.is_stopped and not self.is_scored:
+            self.end()
 
     def version_spans(self) -> list[VersionSpan]:
         spans: list[VersionSpan] = []

@@ -10,7 +10,7 @@ from typing import Any
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.tool_calls import ToolCall
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, read_chat, read_completion
 from envsdk.engines.engine import PromptScores, TopTokens
@@ -224,13 +224,9 @@ def _token(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": None if is_part else list(text.encode())}
 
 
-def _chat(body: bytes, head: ReplyHead) -> OpenAiWriter:
-    return OpenAiWriter(fields=read_chat(body), head=head)
-
-
-def _completions(body: bytes, head: ReplyHead) -> OpenAiWriter:
-    return OpenAiWriter(fields=read_completion(body), head=head)
-
-
-CHAT = Protocol(path="/chat/completions", read=_chat)
-COMPLETIONS = Protocol(path="/completions", read=_completions)
+CHAT = Protocol(
+    path="/chat/completions", read=lambda body, head: OpenAiWriter(fields=read_chat(body), head=head)
+)
+COMPLETIONS = Protocol(
+    path="/completions", read=lambda body, head: OpenAiWriter(fields=read_completion(body), head=head)
+)

@@ -54,7 +54,11 @@ class RecordedReply:
     @property
     def ids(self) -> list[int]:
         """Every token of the line up to this reply's last."""
-        return [token for reply in self.path for token in (*reply.prompt_ids, *reply.token_ids)]
+        ids: list[int] = []
+        for reply in self.path:
+            ids += reply.prompt_ids
+            ids += reply.token_ids
+        return ids
 
 
 @dataclass(frozen=True, slots=True)

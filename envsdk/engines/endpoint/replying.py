@@ -59,6 +59,8 @@ async def events(
 
 async def all_of(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """All of them; when one fails its error, and none of the others goes on."""
+    if len(answers) == 1:
+        return [await answers[0]]
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
         return await asyncio.gather(*tasks)
@@ -71,11 +73,13 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
     """The result; when the client goes away first, the work is canceled and ClientDisconnect raised."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
+    gone.add_done_callback(lambda _: task.cancel())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await task
+    except asyncio.CancelledError:
+        if gone.done() and not gone.cancelled():
+            raise ClientDisconnect from None
+        raise
     finally:
         gone.cancel()
         task.cancel()

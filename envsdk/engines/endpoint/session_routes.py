@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,25 +78,16 @@ class StepFields(_Body):
     action: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRoutes:
     """`POST /sessions` and what is under `/sessions/ID`, but for requests for replies. Owner: the app."""
 
-    def __init__(
-        self,
-        *,
-        sessions: SessionBook,
-        rules: SamplingRules,
-        model_name: str,
-        max_body_bytes: int,
-        on_ended: OnEnded | None,
-        idle_s: float,
-    ) -> None:
-        self._sessions = sessions
-        self._rules = rules
-        self._model_name = model_name
-        self._max_body_bytes = max_body_bytes
-        self._on_ended = on_ended
-        self._idle_s = idle_s
+    sessions: SessionBook
+    rules: SamplingRules
+    model_name: str
+    max_body_bytes: int
+    on_ended: OnEnded | None
+    idle_s: float
 
     def routes(self) -> Sequence[tuple[str, Handler, str]]:
         """Their paths under `/sessions/ID`, handlers and verbs."""
@@ -109,10 +101,10 @@ class SessionRoutes:
 
     async def open(self, request: Request) -> Response:
         host = _host(request)
-        fields = validate(OpenFields, read_json(await read_body(request, self._max_body_bytes)))
+        fields = validate(OpenFields, read_json(await read_body(request, self.max_body_bytes)))
         await self.end_idle()
-        session = self._sessions.open(
-            rules=self._rules,
+        session = self.sessions.open(
+            rules=self.rules,
             session_id=fields.id,
             tag=fields.tag,
             split=fields.split,
@@ -127,14 +119,14 @@ class SessionRoutes:
                 "base_url": f"{base}/v1",
                 "anthropic_base_url": base,
                 "api_key": session.api_key,
-                "model": self._model_name,
+                "model": self.model_name,
                 "index": session.task.index,
             },
             201,
         )
 
     async def _status(self, request: Request) -> Response:
-        session = self._sessions.get(request.path_params["session_id"])
+        session = self.sessions.get(request.path_params["session_id"])
         replies = session.record.replies
         return JSONResponse(
             {
@@ -148,16 +140,16 @@ class SessionRoutes:
         )
 
     async def _reward(self, request: Request) -> Response:
-        session = self._sessions.get(request.path_params["session_id"])
-        fields = validate(RewardFields, read_json(await read_body(request, self._max_body_bytes)))
+        session = self.sessions.get(request.path_params["session_id"])
+        fields = validate(RewardFields, read_json(await read_body(request, self.max_body_bytes)))
         session.reward(fields.reward, fields.metrics)
         return JSONResponse({"num_replies": len(session.record.replies)})
 
     async def _end_session(self, request: Request) -> Response:
-        session = self._sessions.get(request.path_params["session_id"])
+        session = self.sessions.get(request.path_params["session_id"])
         if session.env is not None:
             raise ApiError(409, "this session ends with its environment", code="session_has_environment")
-        fields = validate(EndFields, read_json(await read_body(request, self._max_body_bytes)))
+        fields = validate(EndFields, read_json(await read_body(request, self.max_body_bytes)))
         if fields.failure and fields.outcome != "failed":
             raise invalid("failure", "a `failure` goes with `outcome: failed`")
         failure = None
@@ -186,21 +178,21 @@ class SessionRoutes:
 
     async def end_idle(self) -> None:
         """End the sessions that were left behind, as failed. One that cannot be stored stays open."""
-        for session in self._sessions.idle():
-            episode = session.episode(outcome=Outcome.FAILED, failure=idle_failure(self._idle_s))
+        for session in self.sessions.idle():
+            episode = session.episode(outcome=Outcome.FAILED, failure=idle_failure(self.idle_s))
             # The next client that opens a session is not to blame: it tries again.
             with suppress(ApiError):
                 await self._end(session, episode)
 
     async def _end(self, session: Session, episode: Episode) -> list[Trajectory]:
         """The session is over once its episode is stored; until then it stays open, whatever went wrong."""
-        self._sessions.end(session)
+        self.sessions.end(session)
         try:
             ended = trajectories(session.record, episode)
-            if self._on_ended is not None:
-                await self._on_ended(ended)
+            if self.on_ended is not None:
+                await self.on_ended(ended)
         except BaseException as error:
-            self._sessions.restore(session)
+            self.sessions.restore(session)
             if isinstance(error, StorageError):
                 raise ApiError(500, str(error), code="storage_error") from error
             raise
@@ -211,11 +203,11 @@ class SessionRoutes:
 
     async def _step(self, request: Request) -> Response:
         env = self._environment(request)
-        fields = validate(StepFields, read_json(await read_body(request, self._max_body_bytes)))
+        fields = validate(StepFields, read_json(await read_body(request, self.max_body_bytes)))
         return JSONResponse(await env.step(fields.action))
 
     def _environment(self, request: Request) -> SessionEnvironment:
-        session = self._sessions.get(request.path_params["session_id"])
+        session = self.sessions.get(request.path_params["session_id"])
         if session.env is None:
             raise ApiError(404, "this session has no environment", code="no_environment")
         return session.env

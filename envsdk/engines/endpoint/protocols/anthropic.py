@@ -10,7 +10,7 @@ from typing import Any
 
 from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.anthropic_request import FINISHED, UNFINISHED, read_messages
 from envsdk.engines.endpoint.reply_text import Part, ThoughtText
 
@@ -19,12 +19,17 @@ Texts = list[tuple[Part, str]]
 
 @dataclass(slots=True)
 class _Blocks:
-    """The texts of a reply's blocks, as they come."""
+    """The blocks of a reply, as its text comes."""
 
     thought: ThoughtText = field(default_factory=ThoughtText)
     spaces: str = ""
     """White space before the text. Clients drop a block of nothing else, so it waits for what follows."""
     is_text: bool = False
+    count: int = 0
+    """Blocks that a stream has closed."""
+    open: Part | None = None
+    """The block that a stream is writing."""
+    num_prompt_tokens: int = 0
 
     def push(self, text: str) -> Texts:
         return self._after_spaces(self.thought.push(text))
@@ -43,32 +48,20 @@ class _Blocks:
         given: Texts = []
         for part, text in texts:
             if part == "text" and not self.is_text:
-                self.spaces += text
+                text, self.spaces = self.spaces + text, ""
                 self.is_text = bool(text.strip())
-                if self.is_text:
-                    given.append((part, self.spaces))
-                    self.spaces = ""
-            else:
-                given.append((part, text))
+                if not self.is_text:
+                    self.spaces = text
+                    continue
+            given.append((part, text))
         return given
-
-
-@dataclass(slots=True)
-class _Stream:
-    """Where a streamed reply stands."""
-
-    blocks: _Blocks = field(default_factory=_Blocks)
-    count: int = 0
-    """Blocks that were closed."""
-    open: Part | None = None
-    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesWriter(ReplyWriter):
     """Writes the answer to one request."""
 
-    _stream: _Stream = field(default_factory=_Stream)
+    _stream: _Blocks = field(default_factory=_Blocks)
 
     def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
         ((prompt, answer),) = answers
@@ -89,11 +82,11 @@ class MessagesWriter(ReplyWriter):
         return _event("message_start", message=message) + _event("ping")
 
     def piece(self, index: int, piece: Piece) -> str:
-        return self._write(self._stream.blocks.push(piece.text))
+        return self._write(self._stream.push(piece.text))
 
     def last(self, index: int, answer: Answer) -> str:
         stream = self._stream
-        events = self._write(stream.blocks.push(answer.rest)) + self._write(stream.blocks.finish(answer))
+        events = self._write(stream.push(answer.rest)) + self._write(stream.finish(answer))
         events += self._close()
         for number, call in enumerate(_calls(answer), start=stream.count):
             arguments = json.dumps(call["input"], ensure_ascii=False)
@@ -139,7 +132,7 @@ class MessagesWriter(ReplyWriter):
         stream = self._stream
         if stream.open is None:
             return ""
-        signature = {"type": "signature_delta", "signature": stream.blocks.signature}
+        signature = {"type": "signature_delta", "signature": stream.signature}
         events = self._delta(signature) if stream.open == "thinking" else ""
         events += _event("content_block_stop", index=stream.count)
         stream.count, stream.open = stream.count + 1, None
@@ -194,13 +187,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _read(body: bytes, head: ReplyHead) -> MessagesWriter:
-    return MessagesWriter(fields=read_messages(body), head=head)
-
-
 MESSAGES = Protocol(
     path="/messages",
-    read=_read,
+    read=lambda body, head: MessagesWriter(fields=read_messages(body), head=head),
     error_body=error_body,
     count_body=lambda num_tokens: {"input_tokens": num_tokens},
 )

@@ -115,19 +115,6 @@ class ToolChoice(OpenBody):
     disable_parallel_tool_use: bool = False
 
 
-class OutputFormat(OpenBody):
-    """What the text of a reply must be."""
-
-    type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-
-
-class OutputConfig(OpenBody):
-    """How replies are written."""
-
-    format: OutputFormat | None = None
-
-
 class MessagesFields(OpenBody):
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
@@ -142,7 +129,7 @@ class MessagesFields(OpenBody):
     top_k: TopK | None = None
     tools: Annotated[list[Tool], FIRST] | None = None
     tool_choice: ToolChoice | None = None
-    output_config: OutputConfig | None = None
+    output_config: dict[str, Any] | None = None
 
 
 def read_messages(body: bytes) -> ChatFields:
@@ -171,8 +158,12 @@ def read_messages(body: bytes) -> ChatFields:
         named = {"type": "function", "function": {"name": choice.name or ""}}
         values["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
         values["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    if asked.output_config and (form := asked.output_config.format):
-        values["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    for name, setting in (asked.output_config or {}).items():
+        if name == "format" and isinstance(setting, dict):
+            form = {"type": setting.get("type"), "json_schema": {"schema": setting.get("schema")}}
+            values["response_format"] = form
+        elif setting is not None:
+            ignored.append(f"output_config.{name}")
     return chat_fields(values, ignored, is_cut_to_room=True)
 
 
