@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any, Self
 
 import jinja2
@@ -109,6 +108,8 @@ def _read_line(line: str, where: str) -> ScriptedReply:
 
 def scripted_chat() -> ChatTokenizer:
     """A tokenizer of English and code, with some three characters to a token; made in half a second."""
+    from pydoc_data.topics import topics  # 0.5 MB of prose about code that comes with Python
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
