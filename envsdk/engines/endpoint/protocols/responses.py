@@ -132,7 +132,6 @@ class ResponsesWriter(ReplyWriter):
 
     @property
     def _part(self) -> dict[str, Any]:
-        """Place of the open item's one part."""
         prefix = "rs" if self._items.open == "thinking" else "msg"
         return {**self._place, "item_id": self._id(prefix), "content_index": 0}
 
