@@ -29,10 +29,10 @@ from envsdk.base.settings.validation import validated
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.messages import spelled_out
-from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.engines.engine import EngineConfig, EngineFailure, ErrorKind, GenerationRequest
 from envsdk.engines.front import EngineFront
 from envsdk.engines.mock import MockCore, MockSettings, PlannedReply, planned
+from envsdk.engines.tool_calls.formats import read_reply
 
 SCRIPTED_LENGTH = 131_072
 """Context without a model's folder: prompts of agents have 8,000 tokens and more, and it costs nothing."""
@@ -74,7 +74,7 @@ class ScriptedReply(StrictSettings):
         with suppress(jinja2.TemplateError):
             rendered = chat.render([*asked, message], add_generation_prompt=False)
             written = rendered.removeprefix(chat.render(asked)).rpartition(_closing_of(chat))[0]
-            if len(find_tool_calls(written)[1]) == len(calls):
+            if len(read_reply(written).calls) == len(calls):
                 return written
         return str(spelled_out([message], None)[0]["content"])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from envsdk.contracts.failures import Failure
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
 from envsdk.engines.endpoint.record import ConversationRecord, Line, RecordedReply
+from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ def _trajectory(line: Line, episode: Episode, trajectory_id: str) -> Trajectory:
 
 
 def _turn(reply: RecordedReply, start: int, reward: float, metrics: Mapping[str, float]) -> Turn:
+    if reply.attempt is not None:  # it knows better than an environment that was given the text alone
+        metrics = {name: value for name, value in metrics.items() if ATTEMPT not in name}
     return Turn(
         observation=reply.observation,
         reply=reply.text,
@@ -83,7 +86,7 @@ def _turn(reply: RecordedReply, start: int, reward: float, metrics: Mapping[str,
         response_start=start,
         response_end=start + len(reply.token_ids),
         finish_reason=reply.finish_reason,
-        metrics=metrics,
+        metrics={**metrics, **attempt_metric(reply.attempt)},
         state_hash=reply.state_hash,
     )
 

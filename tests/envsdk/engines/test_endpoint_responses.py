@@ -29,10 +29,10 @@ from envsdk.engines.endpoint.record import message_keys
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session
-from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.engines.endpoint.wire import read_chat
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.scripted import SCRIPTED_LENGTH, ScriptedEngine
+from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.rollouts.play.model import running
 
 FUNCTION = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
@@ -137,8 +137,9 @@ POLICY_TEXT = st.builds(
 
 
 def answer_of(text: str, *, is_cut: bool, num_shown: int = 0) -> Answer:
-    content, found = find_tool_calls(text)
-    calls = [replace(call, id=f"call_{number}") for number, call in enumerate(found)]
+    reading = read_reply(text)
+    content = reading.shown
+    calls = [replace(call, id=f"call_{number}") for number, call in enumerate(reading.calls)]
     return Answer(
         content=content,
         tool_calls=calls,
@@ -201,7 +202,7 @@ def test_streamed_events_together_are_the_whole_answer(
     text: str, cuts: list[int], is_cut: bool, seals: bool
 ) -> None:
     include = ["reasoning.encrypted_content"] if seals else []
-    content, _ = find_tool_calls(text)
+    content = read_reply(text).shown
     places = sorted({min(cut, len(content)) for cut in cuts} | {0})
     streaming = writer(include=include)
     sent = streaming.first(0, PROMPT)

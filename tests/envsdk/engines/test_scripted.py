@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
-from envsdk.engines.endpoint.tool_calls import find_tool_calls
 from envsdk.engines.engine import EngineConfig, ErrorKind, GenerationRequest
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.scripted import (
@@ -28,6 +27,7 @@ from envsdk.engines.scripted import (
     ScriptedReply,
     read_script,
 )
+from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.rollouts.play.model import running
 from tests.envsdk.engines.endpoint_models import CHATS
 
@@ -141,8 +141,8 @@ def test_calls_are_written_in_the_format_of_the_model(chat: str) -> None:
     tokenizer = CHATS[chat]
     calls = [ScriptedCall(name="look", arguments={"where": "up"}), ScriptedCall(name="go")]
     reply = ScriptedReply(content="Now I look and go.", tool_calls=calls)
-    content, found = find_tool_calls(reply.text(tokenizer))
-    assert (content.strip(), [call.name for call in found]) == ("Now I look and go.", ["look", "go"])
+    read = read_reply(reply.text(tokenizer))
+    assert (read.shown.strip(), [call.name for call in read.calls]) == ("Now I look and go.", ["look", "go"])
     asked = [{"role": "user", "content": "a"}]
     if chat == "qwen_like_chat":
         functions = [{"type": "function", "function": call.model_dump()} for call in calls]

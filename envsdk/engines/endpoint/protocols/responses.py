@@ -21,8 +21,8 @@ from envsdk.engines.endpoint.protocols.responses_request import (
     in_responses,
     read_responses,
 )
-from envsdk.engines.endpoint.reply_text import THOUGHT, Part, ThoughtText
-from envsdk.engines.endpoint.tool_calls import ToolCall
+from envsdk.engines.endpoint.reply_text import Part, ThoughtText
+from envsdk.engines.tool_calls.reading import THOUGHT, ToolCall
 
 Event = Mapping[str, Any]
 _BEGUN = ("created", "in_progress")

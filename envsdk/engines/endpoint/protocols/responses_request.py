@@ -20,9 +20,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import OpenBody, read_json, unknown_in, validate
-from envsdk.engines.endpoint.reply_text import THOUGHT
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopP
+from envsdk.engines.tool_calls.reading import THOUGHT
 
 ENCRYPTED = "reasoning.encrypted_content"
 """What `include` names where reasoning is to come as a text that the client sends back as it is."""
