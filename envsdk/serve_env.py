@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.base.settings.options import Argument, Options
 from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named
 from envsdk.contracts.env import Isolation
@@ -62,8 +62,7 @@ def command(options: ServeEnvOptions) -> None:
 
 async def _serve(server: OpenEnvServer) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    on_stop_signals(stop.set)
     try:
         await server.start()
     except OSError as error:

@@ -14,20 +14,10 @@ from typing import Any
 import ray
 
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
-from envsdk.base.store.travel import DriverFiles, paths_in
+from envsdk.base.store.travel import DriverFiles, FileServer, paths_in
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import StorageError
 from envsdk.managers.ray_nodes import on_this_node
-
-
-class FileServer:
-    """Body of the actor. Reads what this user may read, for processes of the same run."""
-
-    def read(self, path: Path, offset: int, size: int) -> bytes:
-        """At most `size` bytes from `offset` on."""
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
 
 
 @dataclass(frozen=True, slots=True)

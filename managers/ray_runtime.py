@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,20 +80,16 @@ def ray_runtime(
         raise EngineError(
             f"Ray cannot be {'reached' if args.address else 'started'} {where}: {error}"
         ) from error
-    if args.address is not None:
-        watch = _joined(if_lost)
-        try:
-            yield
-        finally:
-            watch.end()
-            ray.shutdown()
-        return
-    worker: Any = ray._private.worker
-    worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
-    node = worker._global_node
-    session = Path(node.get_session_dir_path())
-    with held_session(session):
-        watch = _started(session, node.all_processes, if_lost)
+    with ExitStack() as held:
+        if args.address is not None:
+            watch = _joined(if_lost)
+        else:
+            worker: Any = ray._private.worker
+            worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
+            node = worker._global_node
+            session = Path(node.get_session_dir_path())
+            held.enter_context(held_session(session))
+            watch = _started(session, node.all_processes, if_lost)
         try:
             yield
         finally:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from envsdk.base.store.atomic import fsync_tree
 from envsdk.contracts.failures import StorageError
-from envsdk.trainers.torch_checkpoint import sync_to_disk
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -43,8 +43,6 @@ def write_pretrained(
             for file in sorted(source.glob(pattern)):
                 if file.is_file() and file.resolve().parent != folder.resolve():
                     shutil.copyfile(file, folder / file.name)
-        for path in folder.iterdir():
-            sync_to_disk(path)
-        sync_to_disk(folder)
+        fsync_tree(folder)
     except OSError as error:
         raise StorageError(f"cannot write a model into {folder}: {error}") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,20 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from envsdk.base.store.atomic import fsync_path
 from envsdk.contracts.failures import StorageError
 
 FORMAT = 1
 _STATE_FILE = "trainer.json"
 _WEIGHT = "weight/"
-
-
-def sync_to_disk(path: Path) -> None:
-    """Force a file, or a folder's list of names, onto the disk. OSError when the disk is full."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], *, part: str = "") -> dict[str, str]:
@@ -52,7 +43,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], *, part: str = ""
         path = folder / name
         try:
             save_file({key: value.contiguous() for key, value in content.items()}, path)
-            sync_to_disk(path)
+            fsync_path(path)
             digests[name] = _digest(path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"cannot write {path}: {error}") from error
@@ -65,8 +56,8 @@ def write_state(folder: Path, digests: Mapping[str, str], *, num_optimizer_steps
     state = {"format": FORMAT, "digests": digests, "num_optimizer_steps": num_optimizer_steps}
     try:
         path.write_text(json.dumps(state, indent=1) + "\n")
-        sync_to_disk(path)
-        sync_to_disk(folder)
+        fsync_path(path)
+        fsync_path(folder)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error}") from error
 

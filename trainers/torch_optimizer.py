@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,14 @@ def learning_rate_at(step: int, args: TrainingArgs) -> float:
     progress = min(1.0, (step - args.warmup_steps) / max(1, args.max_steps - args.warmup_steps))
     share = 1 - progress if args.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return args.learning_rate * (args.min_lr_ratio + (1 - args.min_lr_ratio) * share)
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], step: int, args: TrainingArgs) -> float:
+    """Give PyTorch's parameter groups the learning rate of optimizer step `step`, and return it."""
+    learning_rate = learning_rate_at(step, args)
+    for group in groups:
+        group["lr"] = learning_rate
+    return learning_rate
 
 
 def dither_of(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,9 +104,7 @@ class Optimizer:
             raise TrainerError(f"the gradient norm is {float(norm)} at optimizer step {self.num_steps}")
         if self.args.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters.values(), self.args.max_grad_norm, norm)
-        learning_rate = learning_rate_at(self.num_steps, self.args)
-        for group in self.adam.param_groups:
-            group["lr"] = learning_rate
+        learning_rate = set_learning_rate(self.adam.param_groups, self.num_steps, self.args)
         self.adam.step()
         self.zero_grad()
         self.num_steps += 1

@@ -13,11 +13,13 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from envsdk.base.store.atomic import write_atomically
+from envsdk.contracts.failures import StorageError
 
 _FORMAT = 1
 _TRIM_EVERY_WRITES = 200
@@ -82,8 +84,12 @@ class TranslationStore:
             return translation
         translation = self._translate(domain, problem)
         # A cache that cannot be written (a full disk, a read-only home) makes games slower, not impossible.
-        with contextlib.suppress(OSError):
-            self._write(path, translation.encode())
+        with contextlib.suppress(OSError, StorageError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, translation.encode())
+            self._num_writes += 1
+            if self._num_writes % _TRIM_EVERY_WRITES == 0:
+                trim(path.parent, self._limit)
         return translation
 
     def _path(self, folder: Path, domain: str, problem: str) -> Path:
@@ -92,20 +98,6 @@ class TranslationStore:
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part.encode())
         return folder / f"{digest.hexdigest()}.json.z"
-
-    def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        self._num_writes += 1
-        if self._num_writes % _TRIM_EVERY_WRITES == 0:
-            trim(path.parent, self._limit)
 
 
 def trim(folder: Path, limit: int) -> None:

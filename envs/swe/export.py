@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,38 +218,37 @@ def _action_format(tag: TagRecord) -> ActionFormat:
     return next((known for known in ACTION_FORMATS if known == given), ACTION_FORMATS[0])
 
 
-class Predictions(ExportFormat):
+class _SWEFormat(ExportFormat):
+    def check(self, tags: Mapping[str, TagRecord]) -> None:
+        others = [tag.env_type for tag in tags.values() if tag.env_type != SPEC.id]
+        if others:
+            raise ConfigurationError(f"--format {self.name}: is of {SPEC.id}, not of {others[0]}")
+
+    def export(self, dataset: DataSet, folder: Path) -> int:
+        episodes = list(iter_episodes(dataset))
+        self.write(episodes, folder)
+        return len(episodes)
+
+    @abstractmethod
+    def write(self, episodes: Sequence[Episode], folder: Path) -> None: ...
+
+
+class Predictions(_SWEFormat):
     """`predictions.jsonl` for SWE-bench's evaluation; see `write_predictions`."""
 
     name = "swe-bench"
 
-    def check(self, tags: Mapping[str, TagRecord]) -> None:
-        _check_tags(self, tags)
-
-    def export(self, dataset: DataSet, folder: Path) -> int:
-        episodes = list(iter_episodes(dataset))
+    def write(self, episodes: Sequence[Episode], folder: Path) -> None:
         write_predictions(episodes, folder / "predictions.jsonl")
-        return len(episodes)
 
 
-class MiniTrajectories(ExportFormat):
+class MiniTrajectories(_SWEFormat):
     """mini-swe-agent's `INSTANCE/INSTANCE.traj.json`; see `write_trajectories`."""
 
     name = "mini-swe-agent"
 
-    def check(self, tags: Mapping[str, TagRecord]) -> None:
-        _check_tags(self, tags)
-
-    def export(self, dataset: DataSet, folder: Path) -> int:
-        episodes = list(iter_episodes(dataset))
+    def write(self, episodes: Sequence[Episode], folder: Path) -> None:
         write_trajectories(episodes, folder)
-        return len(episodes)
-
-
-def _check_tags(wanted: ExportFormat, tags: Mapping[str, TagRecord]) -> None:
-    others = [tag.env_type for tag in tags.values() if tag.env_type != SPEC.id]
-    if others:
-        raise ConfigurationError(f"--format {wanted.name}: is of {SPEC.id}, not of {others[0]}")
 
 
 class ExportOptions(Options):

@@ -8,20 +8,21 @@ they are; after a kill their files are cut back to that. What follows takes less
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.file_lock import locked
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.webshop.build_progress import BuildProgress
 from envsdk.envs.webshop.columns import PIECE, create_column
@@ -119,7 +120,7 @@ def build(
     made_of = {"files": sources.describe(), **asdict(options), "tagger": tagger.name, "format": FORMAT}
     make_folder(out)
     try:
-        with _locked(out / ".lock"):
+        with locked(out / ".lock", patience_s=math.inf):
             manifest = json.loads((out / MANIFEST).read_text()) if is_complete(out) else {}
             if manifest.get("made_of") != made_of:
                 _Build(sources, out, options, tagger, made_of, progress or BuildProgress()).run()
@@ -351,7 +352,7 @@ class _Build:
             files[name] = {"size": path.stat().st_size, "blake2b": file_digest(path)}
         for name in FILES:
             os.replace(self._work / name, self._out / name)
-        fsync_folder(self._out)
+        fsync_path(self._out)
         manifest = {
             "format": FORMAT,
             "num_products": self._state.num_products,
@@ -372,11 +373,3 @@ def _asin(raw: Any) -> str:
     if not is_unicode(asin):
         raise BadRecord(f"asin: holds half of a surrogate pair: {asin!r}")
     return asin
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One build at a time; others wait."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

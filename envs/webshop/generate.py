@@ -8,9 +8,9 @@ that it was made from has the attributes and the options that are asked for, and
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 import random
 import shutil
 import sys
@@ -25,6 +25,7 @@ from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Option, Options
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.cache import cache_folder
+from envsdk.base.store.file_lock import locked
 from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
 
@@ -90,8 +91,7 @@ def generated_store(num_products: int = NUM_PRODUCTS, seed: int = 0) -> Path:
     if is_complete(store):
         return store
     make_folder(parent)
-    with (parent / f".{digest}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(parent / f".{digest}.lock", patience_s=math.inf):
         if not is_complete(store):
             raw = parent / f".{digest}.raw"
             write_catalogue(raw, num_products=num_products, seed=seed)

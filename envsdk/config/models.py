@@ -277,10 +277,9 @@ class RunConfig(AlgorithmKeys, Section):
     @property
     def val_generating_args(self) -> GeneratingArgs:
         """How replies of evaluations are sampled."""
-        shared, own = self.actor_infer.generating_args, self.val_env_manager.generating_args
-        if isinstance(self.validation, ValidationArgs):
-            own = self.validation.generating_args
-        return own.over(shared) if own is not None else shared
+        shared, given = self.actor_infer.generating_args, self.validation
+        own = (given if isinstance(given, ValidationArgs) else self.val_env_manager).generating_args
+        return shared if own is None else shared.with_own(own)
 
     @property
     def filtered_groups_limit(self) -> int:

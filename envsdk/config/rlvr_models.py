@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from envsdk.config.section import OwnGeneratingArgs, Section
-from envsdk.engines.sampling import MinP, Temperature, TopK, TopP
+from envsdk.config.section import GeneratingArgs, Section
 
 
 def _as_list(value: Any) -> Any:
@@ -37,19 +36,11 @@ class DataArgs(Section):
     """ROLL's name of a chat template; the model's own is used."""
 
 
-class ValGeneratingArgs(OwnGeneratingArgs):
+class ValGeneratingArgs(GeneratingArgs):
     """How held-out prompts are answered."""
 
-    max_new_tokens: PositiveInt | None = None
+    max_new_tokens: PositiveInt | None = None  # type: ignore[assignment]
     """Longest response; `actor_infer.generating_args.max_new_tokens` when absent."""
-    temperature: Temperature = 1.0
-    """0 is greedy."""
-    top_p: TopP = 1.0
-    """Share of the probability mass that is sampled from."""
-    top_k: TopK = 0
-    """Most likely tokens that are sampled from; 0 is off."""
-    min_p: MinP = 0.0
-    """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
     num_return_sequences: PositiveInt = 1
     """Responses to each prompt."""
 

@@ -91,6 +91,11 @@ class GeneratingArgs(Section):
         """What engines are asked for."""
         return SamplingParams(**{name: getattr(self, name) for name in GeneratingArgs.model_fields})
 
+    def with_own(self, own: GeneratingArgs | OwnGeneratingArgs) -> GeneratingArgs:
+        """These, with the keys that are given in `own`."""
+        given = {name: getattr(own, name) for name in GeneratingArgs.model_fields}
+        return self.model_copy(update={name: value for name, value in given.items() if value is not None})
+
 
 class OwnGeneratingArgs(Section):
     """How replies are sampled where not as `actor_infer.generating_args` says, whose keys hold otherwise."""
@@ -105,8 +110,3 @@ class OwnGeneratingArgs(Section):
     """Most likely tokens that are sampled from; 0 is off."""
     min_p: MinP | None = None
     """Tokens less likely than this share of the most likely one's probability are not sampled; 0 is off."""
-
-    def over(self, shared: GeneratingArgs) -> GeneratingArgs:
-        """`shared`, with the keys that are given here."""
-        own = {name: getattr(self, name) for name in GeneratingArgs.model_fields}
-        return shared.model_copy(update={name: value for name, value in own.items() if value is not None})

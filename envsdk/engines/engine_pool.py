@@ -84,40 +84,32 @@ class EngineIncarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start this incarnation's process; `started` or `lost` follows."""
-
+class _Command:
     incarnation: EngineIncarnation
+
+
+class Start(_Command):
+    """Start this incarnation's process; `started` or `lost` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(_Command):
     """End what may be left of it."""
 
-    incarnation: EngineIncarnation
     is_well: bool = False
     """Let it close in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(_Command):
     """Tell the workers to send it nothing more; what runs there may end there. `End` follows."""
 
-    incarnation: EngineIncarnation
 
-
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(_Command):
     """Give it the trainer's weights when nobody else does; `given` follows."""
 
-    incarnation: EngineIncarnation
 
-
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(_Command):
     """Tell the workers of it."""
-
-    incarnation: EngineIncarnation
 
 
 PoolCommand = Start | End | Update | Join | Leave

@@ -14,12 +14,17 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
-from envsdk.contracts.failures import EngineError, describe_error
+from envsdk.base.settings.validation import validated
+from envsdk.base.store.model_files import require_model_folder
+from envsdk.contracts.failures import ConfigurationError, EngineError, describe_error
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Answer, Core, Counters, Reply, failure_of
 from envsdk.engines.engine import (
     Engine,
+    EngineConfig,
     EngineFailure,
     EngineHealth,
     GenerationRequest,
@@ -28,6 +33,9 @@ from envsdk.engines.engine import (
     WeightReference,
 )
 from envsdk.engines.refusals import in_use, refused, why_impossible
+from envsdk.engines.settings import EngineSettings
+
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
 
 
 class WaitingReplies:
@@ -314,3 +322,18 @@ class EngineFront(Engine):
         finally:
             for reply in [*self._open.values(), *self._waiting.remove()]:
                 reply.end(FinishReason.ABORT)
+
+
+def settings_of(model: type[SettingsT], config: EngineConfig, name: str) -> SettingsT:
+    """What `config` sets of the engine `name`. ConfigurationError, also without room for a reply."""
+    if config.sequence_length < 2:
+        raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
+    return validated(model, config.strategy_config, f"strategy_config of engine `{name}`")
+
+
+def model_of(config: EngineConfig, name: str) -> Path:
+    """The folder of the engine's model. ConfigurationError when there is none."""
+    if config.model is None:
+        raise ConfigurationError(f"engine `{name}` needs a model: set `pretrain` to a Hugging Face folder")
+    require_model_folder(config.model)
+    return config.model

@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
-from envsdk.base.settings.validation import validated
-from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
 from envsdk.engines.core import Core, Counters, Reply
@@ -43,7 +41,7 @@ from envsdk.engines.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.engines.front import EngineFront
+from envsdk.engines.front import EngineFront, settings_of
 from envsdk.engines.settings import EngineSettings
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -367,9 +365,7 @@ class MockEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        if config.sequence_length < 2:
-            raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = validated(MockSettings, config.strategy_config, "strategy_config of engine `mock`")
+        settings = settings_of(MockSettings, config, "mock")
         return cls(MockCore(config, settings), name="mock", sequence_length=config.sequence_length)
 
 

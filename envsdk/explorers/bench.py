@@ -9,7 +9,6 @@ before this program came to it is left out, which it says.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from envsdk.base.display.scores import failed_kinds, held_out, in_one_line
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
@@ -30,10 +30,10 @@ from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.opening import only_run_in
 from envsdk.runs.rollout_cluster import RolloutCluster
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
-from envsdk.runs.run_end import ending_of, success_before_and_after
+from envsdk.runs.run_end import ending_told, success_before_and_after
 from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES
 from envsdk.runs.run_origin import model_of_job
-from envsdk.tracking import BENCH, Ending, Tracker, open_trackers, read_metrics
+from envsdk.tracking import BENCH, Tracker, open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 from envsdk.view.export import write_report_of_job
 from envsdk.weights.source import GivenWeights
@@ -87,17 +87,12 @@ async def _run(config: RunConfig, folder: Path, model: Path) -> None:
             tracker=tracker,
             evaluated=max(_evaluations(folder), default=None),
         )
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+        stop = asyncio.Event()
+        on_stop_signals(stop.set)
         try:
-            if not await done_before(stop, bench.run()):
-                raise Interrupted("bench stopped; the same command continues with the newest version")
-        except BaseException as error:
-            tracker.end(*ending_of(error))
-            raise
-        else:
-            tracker.end(Ending.FINISHED)
+            with ending_told(tracker):
+                if not await done_before(stop, bench.run()):
+                    raise Interrupted("bench stopped; the same command continues with the newest version")
         finally:
             await cluster.close(versions.close)
 

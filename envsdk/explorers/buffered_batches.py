@@ -175,7 +175,7 @@ class BufferedBatches:
             )
             if taken is not None:
                 return taken
-            await membership.changed(Signal.BATCH, seen, timeout_s=LOOK_AGAIN_S)
+            await membership.client.changed(Signal.BATCH, seen, timeout_s=LOOK_AGAIN_S)
             alone_since = self._alone_since(alone_since)
 
     def _alone_since(self, since: float | None) -> float | None:

@@ -143,7 +143,7 @@ class Explorer:
                     continue
                 except VersionGone as error:
                     failing_since = self._not_loaded(newest, error, failing_since)
-            waiting = self._membership.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
+            waiting = self._membership.client.changed(Signal.VERSION, seen, timeout_s=LOOK_AGAIN_S)
             await self._timed("weights" if self._version < 0 else None, waiting)
 
     def _needs(self, newest: PublishedVersion, me: Member) -> bool:
@@ -208,7 +208,9 @@ class Explorer:
 
     async def _until_places(self, seen: int) -> None:
         """Until groups may be claimed: there are places, or weights with which they are not too late."""
-        places = asyncio.ensure_future(self._membership.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S))
+        places = asyncio.ensure_future(
+            self._membership.client.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
+        )
         newer = asyncio.ensure_future(self._has_newer.wait())
         try:
             await asyncio.wait({places, newer}, return_when=asyncio.FIRST_COMPLETED)

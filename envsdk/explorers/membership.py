@@ -140,10 +140,6 @@ class Membership:
             )
         )
 
-    async def changed(self, signal: Signal, seen: int, *, timeout_s: float) -> int:
-        """See `BufferClient.changed`."""
-        return await self.client.changed(signal, seen, timeout_s=timeout_s)
-
     async def signal_number(self, signal: Signal) -> int:
         return await self.client.call(lambda: self.buffer.signal_number(signal))
 

@@ -6,13 +6,13 @@ run(load_config("agentic_explorer.yaml"))
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from envsdk.base.display.explorer_progress import ExplorerProgress
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.buffer.contract import BUFFER_FILE, JobStatus, Role
 from envsdk.config.loading import LoadedConfig
@@ -33,11 +33,11 @@ from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
 from envsdk.runs.opening import only_run_in
 from envsdk.runs.rollout_cluster import RolloutCluster
-from envsdk.runs.run_end import ending_of
+from envsdk.runs.run_end import ending_told
 from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
 from envsdk.runs.run_origin import model_of_job
 from envsdk.runs.trainers import Trainers
-from envsdk.tracking import Ending, open_trackers
+from envsdk.tracking import open_trackers
 from envsdk.weights.source import GivenWeights
 
 EXPLORERS = "explorers"
@@ -168,21 +168,15 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
             tracker=tracker,
             display=display,
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, explorer.request_stop)
+        on_stop_signals(explorer.request_stop)
         if config.ray.address is not None:
             watching = asyncio.ensure_future(
                 watch_nodes({this_node(): "this program"}, partial(_stop, explorer, display.note))
             )
             stack.callback(watching.cancel)
         try:
-            await explorer.run()
-        except BaseException as error:
-            tracker.end(*ending_of(error))
-            raise
-        else:
-            tracker.end(Ending.FINISHED)
+            with ending_told(tracker):
+                await explorer.run()
         finally:
             await explorer.close()
 

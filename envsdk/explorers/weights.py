@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from envsdk.base.store.atomic import remove_folder
 from envsdk.buffer.connecting import url_of
 from envsdk.buffer.contract import PublishedVersion, other_tokens
 from envsdk.config.models import RunConfig
@@ -34,7 +35,6 @@ from envsdk.weights.versions import (
     folder_name,
     hold_version,
     read_manifest,
-    remove_version,
 )
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class VersionReader:
         self._check_tokens(manifest, held)
         earlier = [each for each in self._keep.glob("version_*") if each != held]
         for old in sorted(earlier, key=lambda each: each.stat().st_mtime)[: 1 - KEEP_HELD]:
-            remove_version(old)
+            remove_folder(old)
         return manifest.version, manifest.step, held
 
     def _from_memory(self, folder: Path) -> tuple[int, int, dict[str, Tensor]]:

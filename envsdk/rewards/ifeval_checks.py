@@ -251,6 +251,7 @@ def _is_json(text: str) -> bool:
     return _parses(bare)
 
 
+@_names("validate_json_format")
 def _parses(text: str) -> bool:
     try:
         json.loads(text)
@@ -259,7 +260,7 @@ def _parses(text: str) -> bool:
     return True
 
 
-@_names("detectable_format:title")
+@_names("detectable_format:title", "validate_title")
 def _title(text: str) -> bool:
     """`<<poem of joy>>`, within a line."""
     for line in text.split("\n"):
@@ -373,11 +374,6 @@ def _roll_bullets(text: str, N: Count) -> bool:
     return sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == N
 
 
-@_names("validate_title")
-def _roll_title(text: str) -> bool:
-    return _title(text)
-
-
 @_names("validate_choice")
 def _roll_choice(text: str, options: Words | Text) -> bool:
     """The text is one of the options, whatever its final period."""
@@ -401,11 +397,6 @@ def _roll_highlights(text: str, N: Count) -> bool:
 def _roll_sections(text: str, N: Count, section_splitter: Text) -> bool:
     parts = text.split(section_splitter)
     return len(parts) - (parts[0] == "") == N
-
-
-@_names("validate_json_format")
-def _roll_json(text: str) -> bool:
-    return _parses(text)
 
 
 @_names("validate_repeat_prompt")

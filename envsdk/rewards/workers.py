@@ -100,7 +100,6 @@ class RewardWorkers:
         self.world_size = world_size
         own_batches = type(self.function).score_batch is not RewardFunction.score_batch
         self._max_batch = infer_batch_size if own_batches else 1
-        self._memory_mb = memory_mb
         self._blueprint = ScorerBlueprint(name, dict(settings), memory_mb)
         self._processes: ForkedProcesses | None = None
         self._forking = asyncio.Lock()

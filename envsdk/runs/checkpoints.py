@@ -12,14 +12,13 @@ batches N, N+1, ... that are already on disk, in order, and then new ones.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error
+from envsdk.base.store.atomic import fsync_tree, make_folder, remove_folder, replaced_folder
 from envsdk.base.store.file_digests import describe
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
@@ -63,25 +62,16 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
     earlier = _in_order(folder)
     number = earlier[-1].state.number + 1 if earlier else 1
     final = folder / f"step_{state.step:06d}"
-    partial = folder / f".{final.name}.partial"
-    for leftover in (partial, *folder.glob(".step_*.removed")):
+    for leftover in folder.glob(".step_*.removed"):
         shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        partial.mkdir()
+    with replaced_folder(final, "write the checkpoint") as partial:
         save(partial)
         files = describe(partial)
         content = json.dumps(asdict(replace(state, number=number)) | {"files": files}, indent=2)
         (partial / RUN_FILE).write_text(content + "\n")
-        _fsync_tree(partial)
-        _remove(final)
-        partial.rename(final)
-        fsync_folder(folder)
-        for old in [each.folder for each in earlier if each.folder != final][: 1 - KEEP_LAST]:
-            _remove(old)
-    except OSError as error:
-        raise storage_error("write the checkpoint", final, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        fsync_tree(partial)
+    for old in [each.folder for each in earlier if each.folder != final][: 1 - KEEP_LAST]:
+        remove_folder(old)
     return final
 
 
@@ -112,14 +102,6 @@ def _in_order(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda each: (each.state.number, each.state.step))
 
 
-def _remove(folder: Path) -> None:
-    """Never leaves a part of it under its name."""
-    if folder.exists():
-        removed = folder.with_name(f".{folder.name}.removed")
-        folder.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
-
-
 def _read(folder: Path) -> Checkpoint:
     try:
         held = json.loads((folder / RUN_FILE).read_text())
@@ -130,16 +112,3 @@ def _read(folder: Path) -> Checkpoint:
             f"checkpoint {folder} is damaged ({error}); remove it, and the run continues from another"
         ) from error
     return Checkpoint(folder=folder, state=state)
-
-
-def _fsync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        else:
-            fsync_folder(path)
-    fsync_folder(folder)

@@ -101,7 +101,8 @@ class EngineGroup:
         self._say = say
         names = list(spec.configs)
         self._placer = Placer(spec.placement)
-        self._pool = EnginePool(names, spec.pool, num_started=spec.num_started)
+        self.pool = EnginePool(names, spec.pool, num_started=spec.num_started)
+        """Which engines serve; others read it."""
         self._reservation: Reservation | None = None
         self._places = self._reserve(names)
         self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
@@ -123,30 +124,6 @@ class EngineGroup:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the error that ends the run."""
 
-    @property
-    def num_running(self) -> int:
-        """Engines that have started, whether the workers know of them or not."""
-        return len(self._pool.incarnations)
-
-    @property
-    def are_full(self) -> bool:
-        """Requests wait at every engine that serves."""
-        return self._pool.has_queue
-
-    @property
-    def num_serving(self) -> int:
-        return self._pool.num_serving
-
-    @property
-    def num_engines(self) -> int:
-        """Engines that serve or soon will."""
-        return self._pool.num_engines
-
-    @property
-    def num_restarts(self) -> int:
-        """Restarts of lost and slow engines, since the start of the run."""
-        return self._pool.num_restarts
-
     async def start(self) -> None:
         """Load the model everywhere. An engine that cannot even begin ends the run."""
         await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
@@ -159,7 +136,7 @@ class EngineGroup:
             self._cards[name] = self._card_there(name, card)
         for name, actor in self.actors.items():
             incarnation = EngineIncarnation(name, 0)
-            self._do(self._pool.started(incarnation))
+            self._do(self.pool.started(incarnation))
             self._watches[incarnation] = self._in_background(self._watch(incarnation, actor))
         self._in_background(self._tick())
 
@@ -200,14 +177,14 @@ class EngineGroup:
     async def publish(self, version: int) -> TransferReport | None:
         """The trainer's weights to every engine that runs; None when none does."""
         async with self._weights:
-            incarnations = self._pool.incarnations
+            incarnations = self.pool.incarnations
             report = await self._update(incarnations, version)
             updated = report.engines if report is not None else ()
             for incarnation in incarnations:
                 if incarnation.name not in updated:
-                    self._do(self._pool.lost(incarnation, await self._why_left_out(incarnation)))
+                    self._do(self.pool.lost(incarnation, await self._why_left_out(incarnation)))
             self._do(
-                self._pool.published(
+                self.pool.published(
                     version, [incarnation for incarnation in incarnations if incarnation.name in updated]
                 )
             )
@@ -217,7 +194,7 @@ class EngineGroup:
     async def weights_moving(self) -> AsyncIterator[None]:
         """The trainer may change its weights here; engines that come back wait for the next `publish`."""
         async with self._weights:
-            self._pool.weights_move()
+            self.pool.weights_move()
             yield
 
     async def health(self) -> dict[str, EngineHealth]:
@@ -232,7 +209,7 @@ class EngineGroup:
     def node_leaves(self, node: str, grace_s: float) -> None:
         """This node goes away: its engines end their turns and are started elsewhere."""
         there = [each for each in self._watches if self._nodes.get(each.name) == node]
-        self._do(self._pool.leave(there, grace_s))
+        self._do(self.pool.leave(there, grace_s))
 
     def close(self) -> None:
         """Watch no more, and leave the accelerators."""
@@ -259,10 +236,10 @@ class EngineGroup:
                 self._in_background(self._tell(incarnation.name, self.actors[incarnation.name]))
             elif isinstance(command, Leave):
                 self._in_background(self._tell(incarnation.name, None))
-        for line in self._pool.take_news():
+        for line in self.pool.take_news():
             self._say(line)
-        if self._pool.failure:
-            self._fail(EngineError(self._pool.failure))
+        if self.pool.failure:
+            self._fail(EngineError(self.pool.failure))
 
     def _new_actor(self, name: str) -> Any:
         args = (self._spec.strategy_name, self._spec.configs[name], self._spec.driver_files)
@@ -327,22 +304,22 @@ class EngineGroup:
                 self._nodes[incarnation.name] = await actor.node_id.remote()
             self._cards[incarnation.name] = self._card_there(incarnation.name, await actor.card.remote())
         except (EnvsdkError, ray.exceptions.RayError) as error:
-            self._do(self._pool.lost(incarnation, _reason(error)))
+            self._do(self.pool.lost(incarnation, _reason(error)))
             return
-        self._do(self._pool.started(incarnation))
+        self._do(self.pool.started(incarnation))
         await self._watch(incarnation, actor)
 
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             while not (error := (look := await actor.health.remote()).error):
                 if incarnation in self._being_updated:
-                    self._pool.heard(incarnation)
+                    self.pool.heard(incarnation)
                 else:
-                    self._do(self._pool.seen(incarnation, look))
+                    self._do(self.pool.seen(incarnation, look))
                 await asyncio.sleep(HEALTH_CHECK_S)
         except ray.exceptions.RayError as lost:
             error = _reason(lost)
-        self._do(self._pool.lost(incarnation, error))
+        self._do(self.pool.lost(incarnation, error))
 
     async def _tick(self) -> None:
         last = time.monotonic()
@@ -350,21 +327,21 @@ class EngineGroup:
             await asyncio.sleep(HEALTH_CHECK_S)
             now = time.monotonic()
             # While this process itself was held up it did not listen.
-            self._do(self._pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
+            self._do(self.pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
             last = now
 
     async def _give_weights(self, incarnation: EngineIncarnation) -> None:
         async with self._weights:
-            version = self._pool.version_for(incarnation)
+            version = self.pool.version_for(incarnation)
             if version is None:
                 return
             try:
                 report = await self._update([incarnation], version)
             except EngineError as error:
-                self._do(self._pool.lost(incarnation, str(error)))
+                self._do(self.pool.lost(incarnation, str(error)))
                 return
             if report is not None and report.engines:
-                self._do(self._pool.given(incarnation, version))
+                self._do(self.pool.given(incarnation, version))
 
     async def _why_left_out(self, incarnation: EngineIncarnation) -> str:
         """An update leaves out an engine whose process ended; Ray knows how."""
@@ -418,7 +395,7 @@ class EngineGroup:
         return card and f"{self._nodes[name]} {card}"
 
     def _started_actors(self) -> dict[str, Any]:
-        return {each.name: self.actors[each.name] for each in self._pool.incarnations}
+        return {each.name: self.actors[each.name] for each in self.pool.incarnations}
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from envsdk.base.store.atomic import make_folder, write_atomically
@@ -25,11 +25,8 @@ def only_run_in(
 ) -> Iterator[None]:
     """Keep a second process out of `folder`: its error says who is there by `taken`, and to change `key`."""
     make_folder(folder)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / ".lock", patience_s=LOCK_PATIENCE_S))
-        except BlockingIOError:
-            raise ConfigurationError(f"{taken} {folder}; wait for it, or choose another {key}") from None
+    problem = ConfigurationError(f"{taken} {folder}; wait for it, or choose another {key}")
+    with locked(folder / ".lock", patience_s=LOCK_PATIENCE_S, taken=problem):
         yield
 
 

@@ -18,12 +18,13 @@ from typing import Any
 import ray
 
 from envsdk.base.store.travel import DriverFiles
+from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
-from envsdk.managers.ledger_types import LedgerState
+from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.managers.ray_files import find_driver_files
 from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
 from envsdk.managers.rollout_batch import RolloutBatch
@@ -63,52 +64,47 @@ class RolloutCluster:
         spec = replace(_engines_spec(config, model, trainer_mappings), driver_files=driver_files)
         self.engines = EngineGroup(spec, weights, self._announce, say)
 
-        self.rollout_scheduler: Any = None
-        if config.mode in ("both", "explore"):
-            setup = SchedulerSetup(
-                ledger=train_ledger(config),
-                workers=worker_setups(
-                    config,
-                    config.train_env_manager,
-                    split="train",
-                    model=model,
-                    engines=self.engines.actors,
-                    driver_files=driver_files,
-                ),
-                pool=worker_pool(config.train_env_manager),
+        def setup(manager: EnvManagerArgs, split: str, ledger: LedgerConfig, **own: Any) -> SchedulerSetup:
+            workers = worker_setups(
+                config,
+                manager,
+                split=split,
+                model=model,
+                engines=self.engines.actors,
+                driver_files=driver_files,
+            )
+            return SchedulerSetup(
+                ledger=ledger,
+                workers=workers,
+                pool=worker_pool(manager),
                 run_seed=config.seed,
                 folder=trajectories,
+                placement=placement.workers,
+                **own,
+            )
+
+        self.rollout_scheduler: Any = None
+        if config.mode in ("both", "explore"):
+            training = setup(
+                config.train_env_manager,
+                "train",
+                train_ledger(config),
                 log_folder=trajectories.parent if config.mode == "both" else None,
                 group_filters=config.group_filters,
                 max_filtered_groups=config.filtered_groups_limit,
-                placement=placement.workers,
             )
             if config.mode == "both":
-                self.rollout_scheduler = _actor(RolloutScheduler).remote(setup, state)
+                self.rollout_scheduler = _actor(RolloutScheduler).remote(training, state)
             else:
-                self.rollout_scheduler = _actor(ExplorerScheduler).remote(setup)
+                self.rollout_scheduler = _actor(ExplorerScheduler).remote(training)
         self._say = say
         self._watching: list[asyncio.Future[None]] = []
         self.validation_scheduler: Any = None
         if config.val_batch_size and config.mode in ("both", "bench"):
-            self.validation_scheduler = _actor(RolloutScheduler).remote(
-                SchedulerSetup(
-                    ledger=validation_ledger(config),
-                    workers=worker_setups(
-                        config,
-                        config.val_env_manager,
-                        split=VAL_SPLIT,
-                        model=model,
-                        engines=self.engines.actors,
-                        driver_files=driver_files,
-                    ),
-                    pool=worker_pool(config.val_env_manager),
-                    run_seed=config.seed,
-                    folder=trajectories,
-                    file_prefix=VAL_SPLIT,
-                    placement=placement.workers,
-                )
+            held_out = setup(
+                config.val_env_manager, VAL_SPLIT, validation_ledger(config), file_prefix=VAL_SPLIT
             )
+            self.validation_scheduler = _actor(RolloutScheduler).remote(held_out)
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
@@ -127,7 +123,7 @@ class RolloutCluster:
         were_full = False
         while True:
             await asyncio.sleep(HEALTH_CHECK_S)
-            if (are_full := self.engines.are_full) is not were_full:
+            if (are_full := self.engines.pool.has_queue) is not were_full:
                 were_full = are_full
                 told = (_quiet(each.engines_are_full.remote(are_full)) for each in self._schedulers)
                 await asyncio.gather(*told)
@@ -192,9 +188,9 @@ class RolloutCluster:
         return EngineStatus(
             busy=await self.call(engines.busy_stretches()),
             health=await self.call(engines.health()),
-            num_engines=engines.num_engines,
-            num_serving=engines.num_serving,
-            num_restarts=engines.num_restarts,
+            num_engines=engines.pool.num_engines,
+            num_serving=engines.pool.num_serving,
+            num_restarts=engines.pool.num_restarts,
         )
 
     async def suspend(self) -> None:

@@ -6,7 +6,6 @@ run(load_config("agentic_async.yaml"))
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import ray
 
 from envsdk.base.display.progress import ProgressDisplay
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import environment_notes
@@ -30,10 +30,10 @@ from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
 from envsdk.runs.opening import begin, only_run_in
 from envsdk.runs.played_batches import PlayedBatches
-from envsdk.runs.run_end import close, ending_of, success_before_and_after
+from envsdk.runs.run_end import close, ending_told, success_before_and_after
 from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation
 from envsdk.runs.trainers import Trainers
-from envsdk.tracking import Ending, open_trackers
+from envsdk.tracking import open_trackers
 from envsdk.tracking.timeline import Timeline
 from envsdk.view.export import REPORT, write_report_of_job
 
@@ -104,21 +104,19 @@ async def _run(
         pipeline = AgenticPipeline(
             config, folder, batches, trainers, tracker=tracker, timeline=timeline, display=display
         )
-        loop = asyncio.get_running_loop()
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, pipeline.request_stop)
+        on_stop_signals(pipeline.request_stop)
         for change in changes:
             display.note(f"other settings than before: {change}")
         for note in environment_notes(config):
             display.note(note)
         display.note(f"run folder: {folder.path}; look inside with: envsdk view {folder.path}")
         try:
-            await pipeline.start()
-            watching = asyncio.ensure_future(_stop_before_the_trainer_goes(config, pipeline))
-            stack.callback(watching.cancel)
-            await pipeline.run()
+            with ending_told(tracker):
+                await pipeline.start()
+                watching = asyncio.ensure_future(_stop_before_the_trainer_goes(config, pipeline))
+                stack.callback(watching.cancel)
+                await pipeline.run()
         except BaseException as error:
-            tracker.end(*ending_of(error))
             # The user must see what went wrong, not that closing failed as well.
             with suppress(EnvsdkError):
                 if isinstance(error, Interrupted) and not pipeline.has_trained:
@@ -128,7 +126,6 @@ async def _run(
                     await close(pipeline, tracker, timeline)
                     write_report_of_job(folder.path)
             raise
-        tracker.end(Ending.FINISHED)
         await close(pipeline, tracker, timeline)
         report = write_report_of_job(folder.path)
     if batches.validates or pipeline.validations:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from envsdk.base.display.scores import NOT_PLAYED, change, failed_kinds, held_out
 from envsdk.contracts.failures import Interrupted
@@ -21,11 +22,18 @@ async def close(
     timeline.close()
 
 
-def ending_of(error: BaseException) -> tuple[Ending, str]:
-    """How a run ends that raises `error`, and why."""
-    if isinstance(error, Interrupted | KeyboardInterrupt | asyncio.CancelledError):
-        return Ending.STOPPED, str(error)
-    return Ending.FAILED, f"{type(error).__name__}: {error}"
+@contextmanager
+def ending_told(tracker: Tracker) -> Iterator[None]:
+    """Tell `tracker` how the block ends, and why."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Interrupted | KeyboardInterrupt | asyncio.CancelledError):
+            tracker.end(Ending.STOPPED, str(error))
+        else:
+            tracker.end(Ending.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    tracker.end(Ending.FINISHED)
 
 
 def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:

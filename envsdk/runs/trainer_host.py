@@ -15,7 +15,7 @@ from envsdk.base.net.rendezvous import free_port
 from envsdk.base.plugins import load_plugin
 from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
-from envsdk.base.store.travel import DriverFiles
+from envsdk.base.store.travel import DriverFiles, FileServer
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
@@ -27,7 +27,7 @@ from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 Scores = list[NDArray[np.float32]]
 
 
-class TrainerHost:
+class TrainerHost(FileServer):
     """Body of the actor: calls run one after another, `start` first. All ranks get the same calls.
 
     Only rank 0 answers: what the others found is the same, or is with rank 0 already.
@@ -137,12 +137,6 @@ class TrainerHost:
         """Names and sizes of the files that were written into it."""
         files = (path for path in sorted(folder.rglob("*")) if path.is_file())
         return [(str(path.relative_to(folder)), path.stat().st_size) for path in files]
-
-    def read(self, path: Path, offset: int, size: int) -> bytes:
-        """At most `size` bytes from `offset` on."""
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
 
     def remove(self, folder: Path) -> None:
         """What was written there has arrived."""

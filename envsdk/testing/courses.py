@@ -146,6 +146,19 @@ def play_from(env: TextEnv, seed: int | None, script: Script) -> list[Turn]:
     return [first, *play(env, script)]
 
 
+def play_asking(env: TextEnv, seed: int, script: Script, *methods: str) -> tuple[list[Turn], list[str]]:
+    """`play_from` with these methods called before each reply; the replies too, as they were chosen."""
+    turns, replies = [reset(env, seed)], list[str]()
+    for item in script:
+        if turns[-1].is_last:
+            break
+        replies.append(choose_reply(env, item))
+        for method in methods:
+            ask(env, method)
+        turns.append(step(env, replies[-1]))
+    return turns, replies
+
+
 def play_to_the_end(env: TextEnv, seed: int, script: Script, max_turns: int) -> list[Turn]:
     """Follow `script`, then the oracle (or the first legal actions) until the episode is over.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest, Gener
 from envsdk.engines.sampling import SamplingParams
 
 _PATIENCE_S = 60.0
+HarnessT = TypeVar("HarnessT", bound="EngineHarness")
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
@@ -95,6 +97,21 @@ class EngineHarness:
     def prompt_of(self, name: str | int) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The prompt of `request(name)`."""
         return self.prompt(8, sum(str(name).encode()))
+
+
+def on_engine(
+    **changes: Any,
+) -> Callable[[Callable[[HarnessT, Engine], Coroutine[Any, Any, None]]], Callable[[HarnessT], None]]:
+    """Makes a test of a coroutine that is given a started engine; `changes` as of `EngineHarness.config`."""
+
+    def decorate(test: Callable[[HarnessT, Engine], Coroutine[Any, Any, None]]) -> Callable[[HarnessT], None]:
+        def run(self: HarnessT) -> None:
+            self.run(partial(test, self), **changes)
+
+        run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
+        return run
+
+    return decorate
 
 
 def _has_sampled(engine: Engine, num_tokens: int) -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import os
 import secrets
-import signal
 import socket
 import webbrowser
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
@@ -102,8 +102,7 @@ def _serve(library: Library, options: ViewOptions) -> None:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        for each in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(each, stop.set)
+        on_stop_signals(stop.set)
         try:
             await server.start()
         except OSError as error:

@@ -16,11 +16,17 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import (
+    fsync_path,
+    make_folder,
+    remove_folder,
+    replaced_folder,
+    storage_error,
+    write_json_atomically,
+)
 from envsdk.contracts.failures import EngineError, StorageError
 
 KEEP_LAST = 3
@@ -80,24 +86,15 @@ def write_version(
     earlier = _in_order(folder)
     number = earlier[-1][0] + 1 if earlier else 1
     final = folder / folder_name(version)
-    partial = folder / f".{final.name}.partial"
     for leftover in (*folder.glob(".version_*.partial"), *folder.glob(".version_*.removed")):
         shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        partial.mkdir()
+    with replaced_folder(final, "write the weights") as partial:
         fill(partial)
         files = _sealed(sorted(partial.iterdir()))
         _write_manifest(partial, Manifest(version=version, step=step, number=number, files=files))
-        remove_version(final)
-        partial.rename(final)
-        fsync_folder(folder)
-        others = [path for _, path in earlier if path != final]
-        for old in others[: max(0, len(others) - (keep_last - 1))]:
-            remove_version(old)
-    except OSError as error:
-        raise storage_error("write the weights", final, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    others = [path for _, path in earlier if path != final]
+    for old in others[: max(0, len(others) - (keep_last - 1))]:
+        remove_folder(old)
     return final
 
 
@@ -107,11 +104,9 @@ def hold_version(source: Path, into: Path) -> tuple[Manifest, Path]:
     VersionGone when the version is not there (any more) or damaged, StorageError when it cannot be kept.
     """
     make_folder(into)
-    partial = into / f".{source.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    final = into / source.name
+    with replaced_folder(final, "keep the weights in") as partial:
         manifest = read_manifest(source)
-        partial.mkdir()
         for name, stored in manifest.files.items():
             _link_or_copy(source / name, partial / name)
             if _digest(partial / name) != stored:
@@ -119,13 +114,6 @@ def hold_version(source: Path, into: Path) -> tuple[Manifest, Path]:
                     f"{source / name} is not what the trainer wrote: it is damaged, or being replaced"
                 )
         _write_manifest(partial, manifest)
-        final = into / source.name
-        remove_version(final)
-        partial.rename(final)
-    except OSError as error:
-        raise storage_error("keep the weights in", into, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest, final
 
 
@@ -146,14 +134,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise VersionGone(f"{folder / MANIFEST} is damaged: {error}") from error
 
 
-def remove_version(folder: Path) -> None:
-    """Remove a version that may be there; never leaves a part of it under its name."""
-    removed = folder.with_name(f".{folder.name}.removed")
-    with suppress(FileNotFoundError):
-        folder.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
-
-
 def _in_order(folder: Path) -> list[tuple[int, Path]]:
     """In the order in which they were written; one that cannot be read counts as the oldest."""
     found = []
@@ -172,16 +152,11 @@ def _write_manifest(folder: Path, manifest: Manifest) -> None:
 def _sealed(paths: Sequence[Path]) -> dict[str, StoredFile]:
     """Force files onto the disk, and describe them meanwhile."""
     with ThreadPoolExecutor(max_workers=1) as disk:
-        syncing = [disk.submit(_sync, path) for path in paths]
+        syncing = [disk.submit(fsync_path, path) for path in paths]
         files = {path.name: _digest(path) for path in paths}
         for each in syncing:
             each.result()
     return files
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _digest(path: Path) -> StoredFile:

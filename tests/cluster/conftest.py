@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.cluster.nodes import kind
+from tests.tiny_policies import both_games
 
 MEASURED: list[tuple[str, float]] = []
 
@@ -34,10 +34,4 @@ def measured() -> Callable[[str, float], None]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer, random, with a tokenizer of both games."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["P___\nOO__\n#XV_", "<answer>Right</answer>", "<answer>Up</answer>"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=256, seed=0
-    )
-    return folder
+    return both_games(tmp_path_factory.mktemp("model"))

@@ -16,6 +16,7 @@ from envsdk.managers import batch_files
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.rollout_batch import RolloutBatch
+from tests.trajectories import trajectory_with
 
 STATE = LedgerState(
     version=0, next_group_id=0, next_lease_id=0, cursors={}, shares={}, tag_weights={}, ends={}, unfinished=()
@@ -23,17 +24,13 @@ STATE = LedgerState(
 
 
 def trajectory(number: int) -> Trajectory:
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"train-{number}",
         group_id=number,
         task=Task(tag="a", split="train", index=number),
         seed=number,
         outcome=Outcome.TRUNCATED,
         success=False,
-        turns=(),
-        tokens=None,
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

@@ -19,24 +19,19 @@ from envsdk.algorithms.group_filters import (
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
 from envsdk.managers.group_judge import GroupFilters
+from tests.trajectories import trajectory_with
 
 ENTRIES: TypeAdapter[list[GroupFilterEntry]] = TypeAdapter(GroupFilterEntries)
 
 
 def member(reward: float, *, success: bool = False, failed: bool = False, tag: str = "Lake") -> Trajectory:
     failure = Failure(boundary=Boundary.ENGINE, kind="turn_timeout", message="late") if failed else None
-    return Trajectory(
-        trajectory_id="train-0",
-        group_id=0,
+    return trajectory_with(
         task=Task(tag=tag, split="train", index=0),
-        seed=0,
         outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
         success=success,
         turns=(Turn(observation="", reply="", reward=reward, response_start=0, response_end=0),),
-        tokens=None,
         failure=failure,
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

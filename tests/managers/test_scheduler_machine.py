@@ -42,6 +42,7 @@ from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 from tests.envsdk.engines.simulated_engines import VirtualTimeLoop
+from tests.trajectories import trajectory_with
 
 DEADLINE_S, GRACE_S, TICK_S = 100.0, 10.0, 5.0
 SLOTS = {"w0": ("w0/a/0", "w0/a/1", "w0/a/2"), "w1": ("w1/a/0", "w1/a/1"), "w2": ("w2/a/0",)}
@@ -60,18 +61,15 @@ def trajectory(order: EpisodeOrder, version: int, *, failed: bool = False) -> Tr
     log = TokenLog()
     log.append_prompt([1])
     log.append_sampled([2], [-0.5], [VersionSpan(version=version, start=0, end=1)])
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"{order.task.split}-{order.lease_id}",
         group_id=order.group_id,
         task=order.task,
         seed=order.seed,
         outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
         success=not failed,
-        turns=(),
         tokens=log.arrays(),
         failure=Failure(boundary=Boundary.ENVIRONMENT, kind="raised", message="") if failed else None,
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

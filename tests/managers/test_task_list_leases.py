@@ -13,15 +13,21 @@ from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.rollouts.play.local_runner import HOPELESS_EPISODES, TaskListLeases
+from tests.trajectories import trajectory_with
 
 
 def episode(order: EpisodeOrder, boundary: Boundary | None = None) -> Trajectory:
     failure = None if boundary is None else Failure(boundary=boundary, kind="raised", message="no")
-    return Trajectory(
-        trajectory_id=str(order.lease_id), group_id=order.group_id, task=order.task, seed=order.seed,
-        outcome=Outcome.TERMINATED if failure is None else Outcome.FAILED, success=failure is None, turns=(),
-        tokens=None, failure=failure, started_at=0.0, ended_at=0.0,
-    )  # fmt: skip
+    return trajectory_with(
+        trajectory_id=str(order.lease_id),
+        group_id=order.group_id,
+        task=order.task,
+        seed=order.seed,
+        outcome=Outcome.TERMINATED if failure is None else Outcome.FAILED,
+        success=failure is None,
+        failure=failure,
+        ended_at=0.0,
+    )
 
 
 def task(tag: str, index: int) -> Task:

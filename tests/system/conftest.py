@@ -28,8 +28,9 @@ from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.managers.toy_envs import ASYNC_TROUBLESOME, COUNTING, TROUBLESOME
+from tests.tiny_policies import both_games
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
@@ -62,13 +63,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One layer, random, with a tokenizer of both games."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["P___\nOO__\n#XV_", "<answer>Right</answer>", "<answer>Up</answer>"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=256, seed=0
-    )
-    return folder
+    return both_games(tmp_path_factory.mktemp("model"))
 
 
 RunHere = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -85,6 +80,37 @@ def run_here(capsys: pytest.CaptureFixture[str]) -> RunHere:
         return subprocess.CompletedProcess(argv, code, *capsys.readouterr())
 
     return run
+
+
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: RunHere) -> Refused:
+    """`refused(main, arguments, expected)`: run in `tmp_path`, a command line ends with 2 and says why."""
+
+    def check(
+        main: Callable[[list[str]], int],
+        arguments: Sequence[str],
+        expected: str,
+        codes: Sequence[int] = (2,),
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        done = run_here(main, *arguments)
+        assert done.returncode in codes
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
+
+    return check
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Logs go into the working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def toy_tag(

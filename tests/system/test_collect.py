@@ -24,7 +24,7 @@ from envsdk.config import load_config
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.datasets.card import CARD
 from envsdk.rollouts.play.shard_play import Played
-from tests.system.conftest import RunHere
+from tests.system.conftest import Refused, RunHere
 
 pytestmark = pytest.mark.system
 
@@ -406,17 +406,9 @@ def test_seeds_of_tasks_do_not_depend_on_how_many_are_collected(tmp_path: Path) 
     ],
 )
 def test_a_wrong_argument_is_named_and_nothing_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    expected: str,
+    tmp_path: Path, refused: Refused, arguments: list[str], expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*arguments, "--out", "out"]) == 2
-    stderr = capsys.readouterr().err
-    assert expected in stderr
-    assert "Traceback" not in stderr
+    refused(main, [*arguments, "--out", "out"], expected)
     assert not (tmp_path / "out").exists()
 
 

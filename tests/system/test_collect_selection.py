@@ -28,6 +28,7 @@ from envsdk.rollouts.datasets.formats import RowFormat
 from envsdk.rollouts.datasets.reading import open_dataset
 from envsdk.rollouts.datasets.selection import Deduplicator, Duplicates, EpisodeFilters
 from envsdk.rollouts.play.options import PlayOptions
+from tests.system.conftest import Refused
 from tests.system.test_collect import episodes_in, manifest_of, wait_until, what_was_played
 
 pytestmark = pytest.mark.system
@@ -364,17 +365,9 @@ def test_a_script_is_played(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_argument_is_named_and_nothing_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    expected: str,
+    tmp_path: Path, refused: Refused, arguments: list[str], expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["toys/Fast-v1", "--out", "out", *arguments]) == 2
-    stderr = capsys.readouterr().err
-    assert expected in stderr
-    assert "Traceback" not in stderr
+    refused(main, ["toys/Fast-v1", "--out", "out", *arguments], expected)
     assert not (tmp_path / "out").exists()
 
 

@@ -14,19 +14,10 @@ from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
 from envsdk.contracts.trajectory import Task
 from envsdk.evaluate import evaluate, main, results_table
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
-from tests.system.conftest import RunHere
+from tests.system.conftest import Refused, RunHere
+from tests.tiny_policies import write_tiny_policy
 
-pytestmark = pytest.mark.system
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Logs go into the working directory."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("here")]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("step_000001")
     model = folder / "model"
     model.mkdir()
-    tokenizer = build_tokenizer(["<answer>Left</answer> Right Up Down _ P G O go wait left"])
-    write_tokenizer(model, tokenizer, sequence_length=256)
-    write_random_model(
-        model, tokenizer, hidden_size=32, num_layers=1, num_heads=2, sequence_length=256, seed=0
-    )
+    write_tiny_policy(model, ["<answer>Left</answer> Right Up Down _ P G O go wait left"], hidden_size=32)
     return folder
 
 
@@ -196,13 +183,8 @@ def test_a_prompt_longer_than_the_sequence_names_the_key_to_change(
         (["agentic_async.yaml", "--tags", "FrozenLak"], "did you mean `FrozenLake`"),
     ],
 )
-def test_a_wrong_argument_is_named(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
-) -> None:
-    assert main(arguments) == 2
-    stderr = capsys.readouterr().err
-    assert expected in stderr
-    assert "Traceback" not in stderr
+def test_a_wrong_argument_is_named(refused: Refused, arguments: list[str], expected: str) -> None:
+    refused(main, arguments, expected)
 
 
 def test_a_folder_is_no_json_file_and_a_negative_number_no_seed(

@@ -23,18 +23,9 @@ from envsdk.view.library import Library
 from tests.system.conftest import REPOSITORY, RunHere
 from tests.system.test_collect import wait_until
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("here")]
 
 RUN = [sys.executable, "-c", "from tests.system.toy_envs import run; run('evaluate')"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Logs go into the working directory."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

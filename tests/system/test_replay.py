@@ -18,6 +18,7 @@ from envsdk.contracts.trajectory import Trajectory
 from envsdk.replay import main, replay
 from envsdk.rollouts.datasets.card import CARD
 from envsdk.rollouts.datasets.selection import EpisodeFilters
+from tests.system.conftest import Refused
 
 pytestmark = pytest.mark.system
 
@@ -216,18 +217,10 @@ def test_an_episode_that_takes_another_course_cannot_be_rescored(
     ],
 )
 def test_a_wrong_argument_is_named(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    expected: str,
+    tmp_path: Path, refused: Refused, arguments: list[str], expected: str
 ) -> None:
     collect("toys/Fast-v1", tmp_path / "data", num_episodes=2)
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) in (1, 2)
-    told = capsys.readouterr()
-    assert expected in told.err
-    assert "Traceback" not in told.err
+    refused(main, arguments, expected, codes=(1, 2))
 
 
 def test_a_collection_that_is_not_complete_is_refused(

@@ -16,6 +16,7 @@ from envsdk.evaluate import evaluate
 from envsdk.replay import replay
 from envsdk.sft import main
 from envsdk.trainers.warm_start.fine_tuning import RECORD, SFTConfig, fine_tune, load_sft_config
+from tests.system.conftest import Refused
 from tests.system.jobs import Job
 
 pytestmark = pytest.mark.system
@@ -129,16 +130,7 @@ def test_one_that_is_interrupted_leaves_no_folder(demos: Path, tmp_path: Path) -
     ],
 )
 def test_a_wrong_argument_is_named_and_nothing_is_written(
-    demos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    expected: str,
+    demos: Path, tmp_path: Path, refused: Refused, arguments: list[str], expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([str(demos) if argument == "DEMOS" else argument for argument in arguments]) == 2
-    stderr = capsys.readouterr().err
-    assert expected in stderr
-    assert "Traceback" not in stderr
+    refused(main, [str(demos) if argument == "DEMOS" else argument for argument in arguments], expected)
     assert list(tmp_path.iterdir()) == []

@@ -55,6 +55,20 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+def run_whose_second_rank_is_killed(job: Job, *overrides: str) -> str:
+    """Its output. It ends by itself, with both of its ranks."""
+    run = job.start(*overrides)
+    wait_until(job.checkpoint(2).is_dir, run)
+    first, second = rank_processes(run)
+    second.kill()
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 1, output
+    assert f"of 2 died: pid {second.pid}: " in output
+    assert "Traceback" not in output
+    assert_gone([first, second])
+    return output
+
+
 @pytest.mark.slow
 def test_whatever_ends_a_run_no_rank_outlives_it_and_the_same_command_goes_on(
     tmp_path: Path, model: Path
@@ -69,16 +83,7 @@ def test_whatever_ends_a_run_no_rank_outlives_it_and_the_same_command_goes_on(
     run.communicate()
     assert_gone(ranks)
 
-    run = job.start(*TWO_RANKS)
-    wait_until(job.checkpoint(2).is_dir, run)
-    first, second = rank_processes(run)
-    second.kill()
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode == 1, output
-    assert "error: actor_train: rank " in output
-    assert f"of 2 died: pid {second.pid}: " in output
-    assert "Traceback" not in output
-    assert_gone([first, second])
+    assert "error: actor_train: rank " in run_whose_second_rank_is_killed(job, *TWO_RANKS)
 
     run = job.start(*TWO_RANKS)
     wait_until(job.batch(4).is_file, run)
@@ -98,15 +103,7 @@ def test_whatever_ends_a_run_no_rank_outlives_it_and_the_same_command_goes_on(
 @pytest.mark.usefixtures("importable_tests")
 def test_a_killed_megatron_rank_ends_the_run_and_another_layout_goes_on(tmp_path: Path, model: Path) -> None:
     job = Job(tmp_path, model, max_steps=6)
-    run = job.start(*MEGATRON)
-    wait_until(job.checkpoint(2).is_dir, run)
-    first, second = rank_processes(run)
-    second.kill()
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode == 1, output
-    assert f"of 2 died: pid {second.pid}: " in output
-    assert "Traceback" not in output
-    assert_gone([first, second])
+    run_whose_second_rank_is_killed(job, *MEGATRON)
 
     two_copies = "actor_train.strategy_args.strategy_config.tensor_model_parallel_size=1"
     code, output = job.finish(*MEGATRON, two_copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,11 @@ from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.engines.embedded import EmbeddedEngine
-from envsdk.engines.engine import EngineConfig, GenerationRequest
-from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.engine import EngineConfig
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
+from tests.trainers.engine_replies import agreeing_replies
 
 LORA = {"lora": {"rank": 4}}
 
@@ -105,21 +104,7 @@ async def test_engine_and_trainer_mean_the_same_after_an_update(trainer, model_f
             learn(trainer, make_sequences(4, seed=version), step=version)
             await engine.load_weights(dict(getattr(trainer, sent)()), version)
             prompts = [sequence.ids for sequence in make_sequences(6, seed=version)]
-            results = await asyncio.gather(
-                *[
-                    engine.submit(
-                        GenerationRequest(
-                            request_id=f"{version}-{index}",
-                            prompt_ids=prompt,
-                            sampling=SamplingParams(max_new_tokens=30, seed=index),
-                        )
-                    )
-                    for index, prompt in enumerate(prompts)
-                ]
-            )
-            both = [np.concatenate([p, r.token_ids]) for p, r in zip(prompts, results, strict=True)]
-            for prompt, result, logprobs in zip(prompts, results, trainer.logprobs(both), strict=True):
-                np.testing.assert_allclose(logprobs[len(prompt) :], result.logprobs, atol=1e-4)
+            await agreeing_replies(engine, trainer, prompts, version, max_new_tokens=30)
     finally:
         await engine.close()
 

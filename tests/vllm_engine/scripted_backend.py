@@ -40,7 +40,7 @@ class _Reply:
 
 
 class ScriptedBackend:
-    """A `Backend`. A reply depends on its seed alone; every token takes `token_s`."""
+    """In place of `AsyncLLMBackend`. A reply depends on its seed alone; every token takes `token_s`."""
 
     weight_device = "cpu"
 

@@ -22,7 +22,7 @@ from megatron.core.optimizer.optimizer_config import ParamPredicate
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import TrainerError
-from envsdk.trainers.torch_optimizer import dither_of, learning_rate_at
+from envsdk.trainers.torch_optimizer import dither_of, set_learning_rate
 from envsdk.trainers.training_args import TrainingArgs
 
 Kind = Literal["weight", "exp_avg", "exp_avg_sq"]
@@ -112,9 +112,7 @@ class ParallelOptimizer:
         gradients = [part.main.grad for part in self._parts.values() if part.main.grad is not None]
         if self.args.max_grad_norm is not None and gradients:
             torch._foreach_mul_(gradients, min(1.0, self.args.max_grad_norm / (norm + 1e-6)))
-        learning_rate = learning_rate_at(self.num_steps, self.args)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        learning_rate = set_learning_rate(self._optimizer.param_groups, self.num_steps, self.args)
         self._optimizer.step_with_ready_grads()
         self.zero_grad()
         self.num_steps += 1

@@ -25,7 +25,7 @@ from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
 from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import Message
@@ -153,7 +153,7 @@ def fine_tune(
         }
         write_json_atomically(work / "model" / RECORD, record)
         os.replace(work / "model", out)
-        fsync_folder(out.parent)
+        fsync_path(out.parent)
     except OSError as error:
         raise storage_error("write", out, error) from error
     finally:

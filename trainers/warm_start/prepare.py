@@ -36,7 +36,7 @@ from envsdk.base.display.console import TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.registry import load_entry_point
 from envsdk.base.registry import spec as registered
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_lock import held_to_make
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
@@ -218,7 +218,7 @@ def _make(
         # One without a record was damaged by hand; a rename onto it would fail.
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(unfinished, folder)
-        fsync_folder(folder.parent)
+        fsync_path(folder.parent)
     except OSError as error:
         raise storage_error("write", folder, error) from error
     shutil.rmtree(work, ignore_errors=True)

@@ -29,7 +29,6 @@ class Baseline:
     """Node ids that passed in every run, in order."""
     deselected: list[str]
     """Node ids that are left out: not stable, or too slow."""
-    num_slow: int
     run_s: list[float]
     """Duration of each run; of the first with all tests."""
     covered: dict[str, dict[str, int]]
@@ -105,7 +104,6 @@ async def measure(
     return Baseline(
         stable=good,
         deselected=left_out,
-        num_slow=len(slow),
         run_s=durations,
         covered=_covered(covering.coverage or {}, set(good)),
     )

@@ -3,56 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from envsdk.base.display.console import TerminalConsole
 from envsdk.base.display.terminal import say
 from envsdk.base.store.atomic import make_folder
 from envsdk.envs.swe.make_tasks.baseline import plan_of
 from envsdk.envs.swe.make_tasks.commits import Clone
-from envsdk.envs.swe.make_tasks.from_commits import Options as CommitOptions
 from envsdk.envs.swe.make_tasks.from_commits import make_of_commits
-from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
+from envsdk.envs.swe.make_tasks.maker import Progress, make
+from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.make_tasks.package import fetch
 from envsdk.rewards.sandbox import open_backend
 
-if TYPE_CHECKING:
-    from envsdk.envs.swe.make_tasks.__main__ import MakeTasksOptions
 
-
-async def run(arguments: MakeTasksOptions) -> None:
+async def run(options: MakeTasksOptions) -> None:
     """Make the tasks and say what was made."""
-    out = arguments.out.absolute()
+    out = options.out.absolute()
     make_folder(out)
     console = TerminalConsole(file=sys.stderr)
-    backend = open_backend(arguments.backend)
-    options = Options(
-        num_tasks=arguments.num_tasks,
-        seed=arguments.seed,
-        per_function=arguments.per_function,
-        max_test_s=arguments.max_test_s,
-        memory_mb=arguments.memory_mb,
-        jobs=arguments.jobs or os.cpu_count() or 1,
-    )
+    backend = open_backend(options.backend)
     try:
         await backend.probe()
-        for requirement in arguments.packages:
+        for requirement in options.packages:
             with console.status(f"{requirement}: download") as status:
                 package = await asyncio.to_thread(
                     fetch,
                     requirement,
                     out,
-                    needs=arguments.needs,
-                    source=arguments.source,
-                    tests=arguments.tests,
+                    needs=options.needs,
+                    source=options.source,
+                    tests=options.tests,
                 )
                 status.update(f"{requirement}: tests of the unchanged package")
-                plan = plan_of(package, plugins=arguments.plugins, options=arguments.pytest_options)
+                plan = plan_of(package, plugins=options.plugins, options=options.pytest_options)
 
                 def show(progress: Progress, label: str = package.label) -> None:
                     status.update(_line(label, progress, options.num_tasks))
@@ -64,21 +51,11 @@ async def run(arguments: MakeTasksOptions) -> None:
     say(f"{out / 'tasks.jsonl'}")
 
 
-async def run_of_commits(clone: Path, arguments: MakeTasksOptions) -> None:
+async def run_of_commits(clone: Path, options: MakeTasksOptions) -> None:
     """Make tasks of the commits of `clone`; say what becomes of each, and what was made."""
-    out = arguments.out.absolute()
+    out = options.out.absolute()
     make_folder(out)
-    sandboxes = open_backend(arguments.backend)
-    options = CommitOptions(
-        num_tasks=arguments.num_tasks,
-        num_commits=arguments.num_commits,
-        site=arguments.site,
-        python_path=arguments.python_path,
-        plugins=arguments.plugins,
-        options=arguments.pytest_options,
-        memory_mb=arguments.memory_mb,
-        jobs=arguments.jobs or os.cpu_count() or 1,
-    )
+    sandboxes = open_backend(options.backend)
     started = time.monotonic()
     with TerminalConsole(file=sys.stderr).status(f"{clone}: reads the log") as status:
         try:

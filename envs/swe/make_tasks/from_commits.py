@@ -30,6 +30,7 @@ from envsdk.envs.swe.evaluator.trial import DoesNotApply, Ended, try_patch
 from envsdk.envs.swe.make_tasks.baseline import HASH_SEEDS
 from envsdk.envs.swe.make_tasks.commits import Candidate, Clone, issue_of
 from envsdk.envs.swe.make_tasks.journal import Journal
+from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.loaders import read_task
 from envsdk.envs.swe.tasks.records import Record
@@ -48,23 +49,6 @@ _NOT_IN_SITE = re.compile(
 
 class NoTask(Exception):
     """A commit of which no task can be made; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How tasks are made of commits."""
-
-    num_tasks: int
-    """Sound ones that are not weak, after which no further commit is tried."""
-    num_commits: int
-    """That are tried at most, the newest ones that change source and tests."""
-    site: Path | None
-    """A virtual environment, or a folder of packages, with what the tests import."""
-    python_path: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    memory_mb: int = 2048
-    jobs: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +83,7 @@ async def make_of_commits(
     clone: Clone,
     out: Path,
     backend: SandboxBackend,
-    options: Options,
+    options: MakeTasksOptions,
     on_decided: Callable[[Decision], None],
     on_progress: Callable[[str], None],
 ) -> list[Decision]:
@@ -153,7 +137,7 @@ async def make_of_commits(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(options.jobs):
+            for _ in range(options.num_jobs):
                 group.create_task(run())
     finally:
         journal.close()
@@ -169,13 +153,13 @@ def _write_rows(out: Path, decided: dict[int, Decision]) -> None:
 class _Maker:
     """Decides about commits of one clone."""
 
-    def __init__(self, clone: Clone, out: Path, backend: SandboxBackend, options: Options) -> None:
+    def __init__(self, clone: Clone, out: Path, backend: SandboxBackend, options: MakeTasksOptions) -> None:
         self._clone, self._out, self._backend, self._options = clone, out, backend, options
         self._python_path = options.python_path or clone.python_path()
         self._site: str | None = None
 
     def make_site(self, target: Path) -> None:
-        """Links to what `Options.site` has, without the repository's own modules."""
+        """Links to what `MakeTasksOptions.site` has, without the repository's own modules."""
         if self._options.site is None:
             return
         if not target.is_dir():
@@ -250,7 +234,7 @@ class _Maker:
             "paths": list(candidate.test_files),
             "python_path": list(self._python_path),
             "plugins": list(options.plugins),
-            "options": list(options.options),
+            "options": list(options.pytest_options),
         }
         if self._site is not None:
             tests["site"] = self._site

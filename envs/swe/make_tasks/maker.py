@@ -24,6 +24,7 @@ from envsdk.envs.swe.evaluator.stripping import is_protected
 from envsdk.envs.swe.make_tasks.baseline import HASH_SEEDS, MUTANT_HASH_SEEDS, Baseline, measure, whole_task
 from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import Mutation, NotDifferent, Source, apply, mutations
+from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.task import Outcome, Task, TaskLimits, TestPlan
@@ -32,21 +33,6 @@ from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend
 _CREATED_AT = "2020-01-01T00:00:00Z"
 _MAX_FAILING = 10
 _MAX_FAILING_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How tasks are made."""
-
-    num_tasks: int = 20
-    seed: int = 0
-    per_function: int = 1
-    """Tasks of one function."""
-    max_test_s: float = 1.0
-    """Slower tests are left out."""
-    memory_mb: int = 2048
-    jobs: int = 2
-    """Mutants that run at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +71,7 @@ async def make(
     plan: TestPlan,
     out: Path,
     backend: SandboxBackend,
-    options: Options,
+    options: MakeTasksOptions,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
     """Write `out/tasks.jsonl` until it has `num_tasks` rows of this package, or no candidate is left.
@@ -109,7 +95,7 @@ async def make(
 
 
 async def _baseline(
-    package: Package, plan: TestPlan, work: Path, backend: SandboxBackend, options: Options
+    package: Package, plan: TestPlan, work: Path, backend: SandboxBackend, options: MakeTasksOptions
 ) -> Baseline:
     file = work / "baseline.json"
     if file.is_file():
@@ -125,7 +111,7 @@ async def _run(
     maker: _Maker,
     journal: Journal,
     out: Path,
-    options: Options,
+    options: MakeTasksOptions,
     on_progress: Callable[[Progress], None],
 ) -> None:
     for record in journal.records:
@@ -152,7 +138,7 @@ async def _run(
             on_progress(maker.progress)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(options.jobs):
+        for _ in range(options.num_jobs):
             group.create_task(work())
     _write_rows(out)
 
@@ -172,7 +158,12 @@ class _Maker:
     """Decides about candidates of one package."""
 
     def __init__(
-        self, package: Package, task: Task, baseline: Baseline, backend: SandboxBackend, options: Options
+        self,
+        package: Package,
+        task: Task,
+        baseline: Baseline,
+        backend: SandboxBackend,
+        options: MakeTasksOptions,
     ) -> None:
         self._package = package
         self._task = task

@@ -6,6 +6,7 @@ with noticing_ctrl_c(is_in_foreign_code):      # in the main thread, where signa
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -53,6 +54,12 @@ def noticing_ctrl_c(is_in_foreign_code: Callable[[], bool]) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         _was_pressed = False
+
+
+def on_stop_signals(stop: Callable[[], object]) -> None:
+    """Call `stop` from the running event loop at Ctrl-C and when the process is told to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
 
 
 def ignore_ctrl_c() -> None:

@@ -74,7 +74,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         temporary = None
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
     except OSError as error:
         raise storage_error("write", path, error) from error
     finally:
@@ -98,15 +98,44 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         unfinished.mkdir()
         yield unfinished
-        fsync_folder(unfinished)
+        fsync_path(unfinished)
         os.rename(unfinished, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise taken from error
         raise storage_error("write", path, error) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def replaced_folder(path: Path, action: str = "write") -> Iterator[Path]:
+    """A folder to fill that takes the place of `path` when the block ends well, and vanishes otherwise.
+
+    One process writes `path`; the block forces its files onto the disk. An OSError becomes the StorageError
+    of `action`.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        yield partial
+        remove_folder(path)
+        partial.rename(path)
+        fsync_path(path.parent)
+    except OSError as error:
+        raise storage_error(action, path, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder that may be there; never leaves a part of it under its name."""
+    removed = path.with_name(f".{path.name}.removed")
+    with suppress(FileNotFoundError):
+        path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -120,9 +149,16 @@ def write_json_atomically(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def fsync_folder(path: Path) -> None:
-    """Make renames within `path` survive a power cut."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_tree(folder: Path) -> None:
+    """Force a folder and all below it onto the disk. OSError when the disk is full."""
+    for path in folder.rglob("*"):
+        fsync_path(path)
+    fsync_path(folder)
+
+
+def fsync_path(path: Path) -> None:
+    """Force a file, or a folder's list of names, onto the disk. OSError when the disk is full."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

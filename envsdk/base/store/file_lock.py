@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from envsdk.base.store.atomic import storage_error
+from envsdk.contracts.failures import EnvsdkError
 
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Errors of file systems without locks; there, nothing is locked."""
@@ -18,10 +19,18 @@ _LOOK_EVERY_S = 0.05
 
 
 @contextmanager
-def locked(path: Path, *, patience_s: float) -> Iterator[None]:
-    """Hold the lock file `path`, created if needed; BlockingIOError when another process holds it."""
+def locked(path: Path, *, patience_s: float, taken: EnvsdkError | None = None) -> Iterator[None]:
+    """Hold the lock file `path`, created if needed.
+
+    Raises `taken`, or else BlockingIOError, when another process holds it.
+    """
     with path.open("w") as file:
-        wait_for_lock(file.fileno(), fcntl.LOCK_EX, patience_s)
+        try:
+            wait_for_lock(file.fileno(), fcntl.LOCK_EX, patience_s)
+        except BlockingIOError:
+            if taken is None:
+                raise
+            raise taken from None
         yield
 
 

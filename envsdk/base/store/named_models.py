@@ -17,7 +17,7 @@ from pathlib import Path
 
 from envsdk.base.display.terminal import say
 from envsdk.base.plugins import load_plugin, plugin_names
-from envsdk.base.store.atomic import fsync_folder, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_digests import damaged, describe
 from envsdk.base.store.file_lock import held_to_make
@@ -83,7 +83,7 @@ def _make(name: str, model: NamedModel, folder: Path, fault: str) -> None:
         write_json_atomically(unfinished / RECORD, {**told, "files": describe(unfinished)})
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(unfinished, folder)
-        fsync_folder(folder.parent)
+        fsync_path(folder.parent)
     except EnvsdkError:
         raise
     except OSError as error:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.base.store.atomic import storage_error, write_json_atomically
-from envsdk.base.store.file_lock import wait_for_lock
+from envsdk.base.store.file_lock import locked, wait_for_lock
 from envsdk.base.store.shard_plan import ShardPlan
 from envsdk.base.store.tally import Tally
 from envsdk.base.store.trajectories import iter_trajectories, read_metadata, write_trajectories
@@ -371,13 +371,10 @@ def _read_record(folder: Path, plan: ShardPlan, config_fingerprint: str) -> Shar
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Keep a second collection out of `folder`; the lock goes with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            wait_for_lock(file.fileno(), fcntl.LOCK_EX, _LOCK_PATIENCE_S)
-        except BlockingIOError:
-            raise StorageError(
-                f"Another process is collecting into {folder}. Wait for it, or choose another folder."
-            ) from None
+    taken = StorageError(
+        f"Another process is collecting into {folder}. Wait for it, or choose another folder."
+    )
+    with locked(folder / ".lock", patience_s=_LOCK_PATIENCE_S, taken=taken):
         yield
 
 
@@ -394,10 +391,8 @@ _worker_lock: Any = None
 
 def wait_for_workers(folder: Path) -> None:
     """Let the workers of a run that was killed end before the folder is looked at."""
-    with (folder / ".workers.lock").open("w") as file:
-        try:
-            wait_for_lock(file.fileno(), fcntl.LOCK_EX, _WORKER_PATIENCE_S)
-        except BlockingIOError:
-            raise StorageError(
-                f"Workers of an earlier run still write into {folder}. End them, or choose another folder."
-            ) from None
+    taken = StorageError(
+        f"Workers of an earlier run still write into {folder}. End them, or choose another folder."
+    )
+    with locked(folder / ".workers.lock", patience_s=_WORKER_PATIENCE_S, taken=taken):
+        pass

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from envsdk.base.store.atomic import make_folder, storage_error
+from envsdk.base.store.atomic import make_folder, remove_folder, replaced_folder
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_lock import locked, wait_for_lock
 from envsdk.contracts.failures import StorageError
@@ -42,6 +41,16 @@ class Reader(Protocol):
     def read(self, path: Path, offset: int, size: int) -> bytes:
         """At most `size` bytes from `offset` on. OSError as `open` and `read` raise it."""
         ...
+
+
+class FileServer:
+    """A `Reader` of what its process may read; the body of an actor on the machine that has the files."""
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """At most `size` bytes from `offset` on."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +125,8 @@ class PathContents:
         return True
 
     def _fetch(self, copy: Path, reader: Reader) -> None:
-        partial = copy.with_name(f".{copy.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        root = partial / self.path.name
-        try:
+        with replaced_folder(copy, "copy from the driver's machine to") as partial:
+            root = partial / self.path.name
             for name, size in self.files:
                 source, target = (self.path / name, root / name) if name else (self.path, root)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +138,6 @@ class PathContents:
                 raise StorageError(
                     f"{self.path} changed on the driver's machine while it was copied: start the run again"
                 )
-            partial.rename(copy)
-        except OSError as error:
-            raise storage_error("copy from the driver's machine to", copy, error) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,4 @@ def _remove_unused(folder: Path) -> None:
         if copy.name.startswith(".") or copy.stat().st_mtime > oldest:
             continue
         with suppress(BlockingIOError), locked(_use_lock(copy), patience_s=0.0):
-            gone = copy.with_name(f".{copy.name}.removed")
-            copy.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            remove_folder(copy)

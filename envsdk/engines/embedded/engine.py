@@ -21,8 +21,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from envsdk.base.settings.validation import validated
-from envsdk.base.store.model_files import require_model_folder, stored_dtype
+from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.engines.core import Core, Counters, Reply
 from envsdk.engines.embedded.architecture import Architecture
@@ -42,7 +41,7 @@ from envsdk.engines.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.engines.front import EngineFront
+from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.weights.lora import Adapter, told_apart
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -273,11 +272,8 @@ class EmbeddedEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        settings = validated(EmbeddedSettings, config.strategy_config, "strategy_config of engine `embedded`")
-        folder = config.model
-        if folder is None:
-            raise ConfigurationError("engine `embedded` needs a model: give a Hugging Face folder")
-        require_model_folder(folder)
+        settings = settings_of(EmbeddedSettings, config, "embedded")
+        folder = model_of(config, "embedded")
         try:
             decoder = _load(folder, config, settings)
         except EngineError as error:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.engines.core import CoreFailure, Counters, Reply, TaskCore
 from envsdk.engines.engine import (
@@ -35,7 +34,7 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off, events, http_client
-from envsdk.engines.front import EngineFront
+from envsdk.engines.front import EngineFront, settings_of
 from envsdk.engines.openai.settings import OpenAISettings
 from envsdk.engines.openai.wire import completion_body, read_event, why_inexpressible
 from envsdk.engines.refusals import bad_structure
@@ -65,7 +64,12 @@ class OpenAICore(TaskCore):
         )
         self.max_open = config.max_running
         self._settings = settings
-        self._client = CompletionsClient(settings, api_key)
+        self._url = settings.base_url.rstrip("/") + "/completions"
+        self._http = http_client(
+            api_key=api_key,
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+        )
         self._sequence_length = config.sequence_length
         self._draw = random.Random(config.seed)
         self._flowing = asyncio.Event()
@@ -199,8 +203,8 @@ class OpenAICore(TaskCore):
         prompt_ids = request.prompt_ids.tolist()
         room = self._sequence_length - len(prompt_ids)
         body = completion_body(self._settings, request, min(request.sampling.max_new_tokens, room))
-        async with aclosing(self._client.events(body)) as events:
-            async for data in events:
+        async with aclosing(events(self._http, self._url, body)) as messages:
+            async for data in messages:
                 await self._flowing.wait()
                 if not reply.is_open:
                     continue
@@ -240,7 +244,7 @@ class OpenAICore(TaskCore):
     async def close(self) -> None:
         self.abort(list(self.tasks))
         await self.end_tasks()
-        await self._client.close()
+        await self._http.aclose()
 
 
 class OpenAIEngine(EngineFront):
@@ -250,28 +254,7 @@ class OpenAIEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        if config.sequence_length < 2:
-            raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = validated(OpenAISettings, config.strategy_config, "strategy_config of engine `openai`")
+        settings = settings_of(OpenAISettings, config, "openai")
         api_key = api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `openai`")
         core = OpenAICore(config, settings, api_key)
         return cls(core, name="openai", sequence_length=config.sequence_length)
-
-
-class CompletionsClient:
-    """Connections to one server. Owner: the engine, on its event loop."""
-
-    def __init__(self, settings: OpenAISettings, api_key: str | None) -> None:
-        self._url = settings.base_url.rstrip("/") + "/completions"
-        self._http = http_client(
-            api_key=api_key,
-            connect_timeout_s=settings.connect_timeout_s,
-            silence_timeout_s=settings.silence_timeout_s,
-        )
-
-    def events(self, body: dict[str, Any]) -> AsyncGenerator[str, None]:
-        """`data` of each event; see `http.events`."""
-        return events(self._http, self._url, body)
-
-    async def close(self) -> None:
-        await self._http.aclose()

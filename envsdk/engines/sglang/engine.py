@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from envsdk.base.settings.validation import validated
-from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Counters, Reply, TaskCore
@@ -39,7 +37,7 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off
-from envsdk.engines.front import EngineFront
+from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.settings import api_key_of
 from envsdk.engines.sglang.connection import Connection
 from envsdk.engines.sglang.requests import ServerRequests
@@ -295,17 +293,13 @@ class SGLangEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        if config.sequence_length < 2:
-            raise ConfigurationError(f"sequence_length is {config.sequence_length}; it must be at least 2")
-        settings = validated(SGLangSettings, config.strategy_config, "strategy_config of engine `sglang`")
-        if config.model is None and settings.base_url is None:
-            raise ConfigurationError("engine `sglang` needs a model: set `pretrain` to a Hugging Face folder")
+        settings = settings_of(SGLangSettings, config, "sglang")
+        if config.model is not None or settings.base_url is None:
+            model_of(config, "sglang")
         if settings.python is not None and shutil.which(settings.python) is None:
             raise ConfigurationError(
                 f"strategy_config of engine `sglang`: `python` is {settings.python}, which cannot be run"
             )
-        if config.model is not None:
-            require_model_folder(config.model)
         api_key = api_key_of(settings.api_key_env, where="strategy_config.api_key_env of engine `sglang`")
         core = SGLangCore(config, settings, api_key)
         return cls(core, name="sglang", sequence_length=config.sequence_length)

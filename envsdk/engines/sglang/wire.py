@@ -152,11 +152,7 @@ class _Message(BaseModel):
     error: Any = None
 
 
-_FINISH_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
+_FINISH_REASONS = {str(reason): reason for reason in FinishReason if reason is not FinishReason.ERROR}
 
 
 def read_message(data: str, *, body: Mapping[str, Any], num_known: int, stamp: str) -> Delta:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import ConfigurationError, EngineError
@@ -49,80 +49,12 @@ class StatLogger(Counters):
     def record_sleep_state(self, is_awake: int, level: int) -> None: ...
 
 
-class Backend(Protocol):
-    """What `VLLMCore` needs of vLLM. All on one event loop."""
-
-    vocab_size: int
-    counters: StatLogger
-    weight_device: str
-    """The card whose memory `transfer` takes weights in, as PyTorch names it; `cpu`: none."""
-
-    @property
-    def error(self) -> str:
-        """Why it cannot answer any more; empty when it is well."""
-        ...
-
-    async def start(self) -> None: ...
-
-    async def generate(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        options: Mapping[str, Any],
-        *,
-        priority: int,
-        cache_salt: str | None,
-    ) -> Any:
-        """The finished `RequestOutput`. Registers the request before it first waits.
-
-        ValueError for options that vLLM refuses.
-        """
-        ...
-
-    def sampled_so_far(self, request_id: str) -> Any | None:
-        """The unfinished `CompletionOutput` of a request; None when it does not run."""
-        ...
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """`generate` then returns what was sampled, while frozen, too."""
-        ...
-
-    async def freeze(self, *, forget: bool) -> None:
-        """Sample nothing more until `thaw`; with `forget`, drop all keys and values.
-
-        Returns when every token sampled so far is in `counters`.
-        """
-        ...
-
-    async def thaw(self) -> None: ...
-
-    async def load(self, handle: Handle) -> None:
-        """Take these weights, frozen; when it raises the old ones may be damaged."""
-        ...
-
-    async def transfer(self, info: dict[str, Any]) -> None:
-        """Take the weights in memory of the card that `WeightsOnCard` tells of, as `load`."""
-        ...
-
-    async def load_adapter(self, folder: Path) -> None:
-        """Compute with the adapter in this folder, always the same one, from now on; frozen.
-
-        Running requests do so too, if one was loaded before they came. `load` takes it away.
-        """
-        ...
-
-    async def set_version(self, version: int) -> None:
-        """Tokens sampled from now on are of `version`."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class AsyncLLMBackend:
-    """See `Backend`."""
+    """What `VLLMCore` needs of vLLM. All on one event loop."""
 
     def __init__(self, vllm_config: Any, environment: dict[str, str], weight_device: str) -> None:
         self.weight_device = weight_device
+        """The card whose memory `transfer` takes weights in, as PyTorch names it; `cpu`: none."""
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.counters = StatLogger()
         self._vllm_config = vllm_config
@@ -178,6 +110,7 @@ class AsyncLLMBackend:
 
     @property
     def error(self) -> str:
+        """Why it cannot answer any more; empty when it is well."""
         if self._llm is not None and self._llm.errored:
             return "vLLM's engine core died; its own messages say why"
         return ""
@@ -206,6 +139,10 @@ class AsyncLLMBackend:
         priority: int,
         cache_salt: str | None,
     ) -> Any:
+        """The finished `RequestOutput`. Registers the request before it first waits.
+
+        ValueError for options that vLLM refuses.
+        """
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
@@ -229,6 +166,7 @@ class AsyncLLMBackend:
         return final
 
     def sampled_so_far(self, request_id: str) -> Any | None:
+        """The unfinished `CompletionOutput` of a request; None when it does not run."""
         # Replies come complete, so that no token costs a task switch; tokens so far are in vLLM's own
         # bookkeeping.
         processor = self._llm.output_processor
@@ -243,9 +181,14 @@ class AsyncLLMBackend:
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
+        """`generate` then returns what was sampled, while frozen, too."""
         await self._llm.abort(request_ids)
 
     async def freeze(self, *, forget: bool) -> None:
+        """Sample nothing more until `thaw`; with `forget`, drop all keys and values.
+
+        Returns when every token sampled so far is in `counters`.
+        """
         core = self._llm.engine_core
         await core.pause_scheduler_async(mode="keep", clear_cache=forget)
         # The outputs of the last step came before this answer; another task is still to count them.
@@ -258,18 +201,25 @@ class AsyncLLMBackend:
         await self._llm.resume_generation()
 
     async def load(self, handle: Handle) -> None:
+        """Take these weights, frozen; when it raises the old ones may be damaged."""
         await self._llm.collective_rpc("envsdk_load_weights", args=(handle,))
 
     async def transfer(self, info: dict[str, Any]) -> None:
+        """Take the weights in memory of the card that `WeightsOnCard` tells of, as `load`."""
         await transfer(self._llm, info)
 
     async def load_adapter(self, folder: Path) -> None:
+        """Compute with the adapter in this folder, always the same one, from now on; frozen.
+
+        Running requests do so too, if one was loaded before they came. `load` takes it away.
+        """
         from vllm.lora.request import LoRARequest
 
         await self._llm.add_lora(LoRARequest("adapter", 1, str(folder), load_inplace=True))
         self._lora_request = LoRARequest("adapter", 1, str(folder))
 
     async def set_version(self, version: int) -> None:
+        """Tokens sampled from now on are of `version`."""
         await self._llm.update_weight_version(str(version))
 
     async def close(self) -> None:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from envsdk.base.settings.validation import validated
-from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Counters, Reply, TaskCore
@@ -29,9 +27,9 @@ from envsdk.engines.engine import (
     TokenDelta,
     WeightReference,
 )
-from envsdk.engines.front import EngineFront
+from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
-from envsdk.engines.vllm.backend import AsyncLLMBackend, Backend
+from envsdk.engines.vllm.backend import AsyncLLMBackend
 from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
 from envsdk.engines.vllm.translate import read_output, read_progress, sampling_options, why_refused
@@ -57,7 +55,7 @@ class _NewWeights:
 class VLLMCore(TaskCore):
     """See the module's text; settings in `VLLMSettings`."""
 
-    def __init__(self, backend: Backend, *, config: EngineConfig, settings: VLLMSettings) -> None:
+    def __init__(self, backend: AsyncLLMBackend, *, config: EngineConfig, settings: VLLMSettings) -> None:
         super().__init__()
         assert config.model is not None
         self._end_token = end_token(config.model)
@@ -219,11 +217,8 @@ class VLLMEngine(EngineFront):
 
     @classmethod
     def create(cls, config: EngineConfig) -> Self:
-        settings = validated(VLLMSettings, config.strategy_config, "strategy_config of engine `vllm`")
-        folder = config.model
-        if folder is None:
-            raise ConfigurationError("engine `vllm` needs a model: give a Hugging Face folder")
-        require_model_folder(folder)
+        settings = settings_of(VLLMSettings, config, "vllm")
+        folder = model_of(config, "vllm")
         backend = AsyncLLMBackend.open(config, settings)
         try:
             return cls.on(backend, config=config, settings=settings)
@@ -231,7 +226,7 @@ class VLLMEngine(EngineFront):
             raise ConfigurationError(f"cannot load the model in {folder}: {error}") from error
 
     @classmethod
-    def on(cls, backend: Backend, *, config: EngineConfig, settings: VLLMSettings) -> Self:
+    def on(cls, backend: AsyncLLMBackend, *, config: EngineConfig, settings: VLLMSettings) -> Self:
         """Around a vLLM that is not started."""
         core = VLLMCore(backend, config=config, settings=settings)
         return cls(core, name="vllm", sequence_length=config.sequence_length)

@@ -18,11 +18,7 @@ from envsdk.engines.tagged_json import held_schema, lark_grammar
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM samples at; it takes lower ones up to the first and refuses those beyond the second."""
 
-_FINISH_REASONS = {
-    "stop": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-}
+_FINISH_REASONS = {str(reason): reason for reason in FinishReason if reason is not FinishReason.ERROR}
 
 
 def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:

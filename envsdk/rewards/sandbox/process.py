@@ -210,45 +210,30 @@ class Process:
         self._loop.add_reader(descriptor, ready)
 
     def _on_output(self) -> bool:
-        try:
-            chunk = os.read(self._output_fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        self._kept.feed(chunk)
-        if self._kept.total > self._max_output:
-            self.end(ExecEnd.OUTPUT_LIMIT)
-        return bool(chunk)
+        if chunk := _ready(self._output_fd):
+            self._kept.feed(chunk)
+            if self._kept.total > self._max_output:
+                self.end(ExecEnd.OUTPUT_LIMIT)
+        return chunk != b""
 
     def _on_status(self) -> bool:
         assert self._status_fd is not None
-        try:
-            chunk = os.read(self._status_fd, 1 << 12)
-        except BlockingIOError:
-            return True
-        self._status.feed(chunk)
-        if self._inside_fd is None and self._status.child_pid is not None:
-            self._inside_fd = _open_init(self._status.child_pid)
-        return bool(chunk)
+        while chunk := _ready(self._status_fd):
+            self._status.feed(chunk)
+            if self._inside_fd is None and self._status.child_pid is not None:
+                self._inside_fd = _open_init(self._status.child_pid)
+        return chunk != b""
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._exit_fd)
         self._returncode = self._popen.wait()
         self._expect_the_end()
         if self._status_fd is not None:
-            while self._on_status_left():
-                pass
+            self._on_status()
         if self._inside_fd is None:
             self._all_gone()
         else:
             self._loop.add_reader(self._inside_fd, self._all_gone)
-
-    def _on_status_left(self) -> bool:
-        before = self._status.text, self._status.exited, self._status.child_pid
-        return self._on_status() and before != (
-            self._status.text,
-            self._status.exited,
-            self._status.child_pid,
-        )
 
     def _all_gone(self) -> None:
         if self._inside_fd is not None:
@@ -257,13 +242,7 @@ class Process:
         # What a launcher was about to start when it was killed is of its group.
         _bury(os.P_PGID, self.pid)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
-        while self._kept.total <= self._max_output:
-            try:
-                chunk = os.read(self._output_fd, 1 << 16)
-            except BlockingIOError:
-                break
-            if not chunk:
-                break
+        while self._kept.total <= self._max_output and (chunk := _ready(self._output_fd)):
             self._kept.feed(chunk)
         if not self._gone.done():
             self._gone.set_result(None)
@@ -339,6 +318,14 @@ class _Orphans:
 
 
 _orphans = _Orphans()
+
+
+def _ready(descriptor: int) -> bytes | None:
+    """What can be read at once; None: nothing yet, empty: the end."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return None
 
 
 def _bury(kind: int, which: int) -> None:

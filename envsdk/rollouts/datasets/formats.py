@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envsdk.base.plugins import load_plugin
-from envsdk.base.store.atomic import fsync_folder, storage_error
+from envsdk.base.store.atomic import fsync_path, storage_error
 from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, StorageError
@@ -212,7 +212,7 @@ def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
         manifest.save(dataset.folder)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
-        fsync_folder(folder.parent)
+        fsync_path(folder.parent)
     except OSError as error:
         raise storage_error("write", folder, error) from error
     finally:

@@ -17,6 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envsdk.contracts.env import EnvSpec
+    from envsdk.testing.subject import Subject
 
 GROUPS = (
     "contract",
@@ -89,6 +94,13 @@ def check(
         return function
 
     return add
+
+
+def spec_of(subject: Subject) -> EnvSpec:
+    """The spec of what is under test. NotApplicable when only a factory is known."""
+    if subject.spec is None:
+        raise NotApplicable("only a factory is known")
+    return subject.spec
 
 
 @cache

@@ -10,7 +10,7 @@ from envsdk.testing.courses import (
     Script,
     ask,
     assert_same,
-    choose_reply,
+    play_asking,
     play_from,
     reset,
     short,
@@ -92,21 +92,9 @@ def asking_changes_nothing(subject: Subject, seed: int, script: Script) -> None:
     asked = sorted(subject.abilities & {"legal_actions", "state_hash"})
     if not asked:
         return
-    env = subject.make()
-    turns = [reset(env, seed)]
-    replies = []
-    for item in script:
-        if turns[-1].is_last:
-            break
-        replies.append(choose_reply(env, item))
-        for name in asked:
-            ask(env, name)
-        turns.append(step(env, replies[-1]))
-    assert_same(
-        play_from(subject.make(), seed, replies),
-        turns,
-        f"with {' and '.join(asked)} asked the course differs",
-    )
+    turns, replies = play_asking(subject.make(), seed, script, *asked)
+    alone = play_from(subject.make(), seed, replies)
+    assert_same(alone, turns, f"with {' and '.join(asked)} asked the course differs")
 
 
 @check("A state hash is text: it is stored with every turn.", needs=HASH)

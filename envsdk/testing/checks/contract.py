@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from envsdk.base.registry import load_entry_point, make
 from envsdk.contracts.env import EnvSpec
 from envsdk.contracts.failures import ConfigurationError, describe_error
-from envsdk.testing.checks import NotApplicable, check
+from envsdk.testing.checks import NotApplicable, check, spec_of
 from envsdk.testing.courses import Course, Fault, Script, ask, build, play, play_from, reset, short, step
 from envsdk.testing.strategies import choices_of
 from envsdk.testing.subject import Subject
@@ -147,9 +147,7 @@ def gymnasium_accepts_it(subject: Subject) -> None:
 
 @check("Every switch and choice of its constructor works or is refused by ValueError: users set them.")
 def every_choice_works_or_is_refused(subject: Subject) -> None:
-    spec = subject.spec
-    if spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     for name, values in choices_of(load_entry_point(spec)).items():
         if name in subject.env_config:
             continue
@@ -174,10 +172,9 @@ def _starts(spec: EnvSpec, env_config: dict[str, object]) -> None:
 
 @check("A keyword it does not know is refused: a misspelled one would be ignored in silence.")
 def unknown_keywords_are_refused(subject: Subject) -> None:
-    if subject.spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     try:
-        make(subject.spec, **{**subject.env_config, "a_keyword_nobody_knows": 1}).close()
+        make(spec, **{**subject.env_config, "a_keyword_nobody_knows": 1}).close()
     except ConfigurationError:
         return
     raise AssertionError("the constructor takes `a_keyword_nobody_knows=1` and says nothing")
@@ -185,13 +182,12 @@ def unknown_keywords_are_refused(subject: Subject) -> None:
 
 @check("The spec can be pickled: worker processes receive it.")
 def spec_can_be_pickled(subject: Subject) -> None:
-    if subject.spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     try:
-        copy = pickle.loads(pickle.dumps((subject.spec, subject.env_config)))
+        copy = pickle.loads(pickle.dumps((spec, subject.env_config)))
     except Exception as error:
         raise AssertionError(f"the spec cannot be pickled: {describe_error(error)}") from error
-    assert copy[0].id == subject.spec.id
+    assert copy[0].id == spec.id
 
 
 @check("The spec has a description and an action format: lists and the policy's prompt show them.")
@@ -207,9 +203,7 @@ def spec_tells_what_to_reply(subject: Subject) -> None:
 
 @check("The spec's limits are above zero: others end every episode before it starts.")
 def spec_limits_are_positive(subject: Subject) -> None:
-    spec = subject.spec
-    if spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     assert spec.max_steps is None or spec.max_steps >= 1, f"max_steps is {spec.max_steps}"
     for name in ("reset_timeout_s", "step_timeout_s"):
         assert getattr(spec, name) > 0, f"{name} is {getattr(spec, name)}"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from envsdk.contracts.env import Isolation
-from envsdk.testing.checks import NotApplicable, check
+from envsdk.testing.checks import NotApplicable, check, spec_of
 from envsdk.testing.courses import (
     Course,
     Script,
@@ -92,9 +92,8 @@ def _spoil(info: Any) -> None:
 
 @check("The constructor's arguments are left as they were: one `env_config` builds many instances.")
 def arguments_are_left_alone(subject: Subject) -> None:
-    if subject.spec is None:
-        raise NotApplicable("only a factory is known")
-    given = subject.spec.kwargs, subject.env_config
+    spec = spec_of(subject)
+    given = spec.kwargs, subject.env_config
     before = copy.deepcopy(given)
     for seed in range(2):
         env = subject.make()
@@ -154,9 +153,7 @@ def _can_be_imported(module: str) -> bool:
 
 @check("Another process plays the same course: workers, a resumed run and other machines must agree.")
 def another_process_plays_the_same_course(subject: Subject) -> None:
-    spec = subject.spec
-    if spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     if callable(spec.entry_point) and not _can_be_imported(spec.entry_point.__module__):
         raise NotApplicable(f"its class is in `{spec.entry_point.__module__}`, which is no file to import")
     script: Script = [0, 1, "", 2, 3, 5]

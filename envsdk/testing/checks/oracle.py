@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from envsdk.testing.checks import NotApplicable, check
-from envsdk.testing.courses import Script, ask, assert_same, choose_reply, play_from, reset, short, step
+from envsdk.testing.courses import (
+    Script,
+    ask,
+    assert_same,
+    play_asking,
+    play_from,
+    reset,
+    short,
+    step,
+)
 from envsdk.testing.subject import Subject
 
 NEEDS = ("oracle",)
@@ -52,13 +61,8 @@ def says_the_same_again(subject: Subject, seed: int, script: Script) -> None:
 
 @check("Asking it changes no course: policies are compared with and without it.", needs=NEEDS, effort=0.5)
 def asking_changes_nothing(subject: Subject, seed: int, script: Script) -> None:
-    alone = play_from(subject.make(), seed, script)
-    env = subject.make()
-    turns = [reset(env, seed)]
-    for item in script[: len(alone) - 1]:
-        ask(env, "oracle")
-        turns.append(step(env, choose_reply(env, item)))
-    assert_same(alone, turns, "with the oracle asked the course differs")
+    turns, replies = play_asking(subject.make(), seed, script, "oracle")
+    assert_same(play_from(subject.make(), seed, replies), turns, "with the oracle asked the course differs")
 
 
 @check(

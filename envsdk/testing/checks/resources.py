@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import psutil
 
-from envsdk.testing.checks import NotApplicable, check
+from envsdk.testing.checks import check, spec_of
 from envsdk.testing.courses import Course, play_from
 from envsdk.testing.subject import Subject
 
@@ -133,9 +133,7 @@ def episodes_do_not_pile_up(subject: Subject) -> None:
 
 @check("`reset` and `step` return within the spec's limits: later ones count as failed episodes.")
 def calls_are_in_time(subject: Subject, course: Course) -> None:
-    spec = subject.spec
-    if spec is None:
-        raise NotApplicable("only a factory is known")
+    spec = spec_of(subject)
     for name, took in (("reset", course.slowest_reset_s), ("step", course.slowest_step_s)):
         limit = getattr(spec, f"{name}_timeout_s")
         assert took <= limit, f"{name}() took {took:.3g} s; {name}_timeout_s is {limit:g}"

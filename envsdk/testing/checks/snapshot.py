@@ -13,13 +13,11 @@ from envsdk.testing.courses import (
     ask,
     assert_same,
     build,
-    choose_reply,
     play,
+    play_asking,
     play_from,
     short,
-    step,
 )
-from envsdk.testing.courses import reset as start
 from envsdk.testing.subject import Subject
 
 BOTH = ("snapshot", "restore")
@@ -46,13 +44,8 @@ def can_be_pickled(subject: Subject, seed: int, script: Script) -> None:
 
 @check("Taking a snapshot changes nothing: the course goes on as without it.", needs=BOTH)
 def taking_one_changes_nothing(subject: Subject, seed: int, script: Script) -> None:
-    alone = play_from(subject.make(), seed, script)
-    env = subject.make()
-    turns = [start(env, seed)]
-    for item in script[: len(alone) - 1]:
-        ask(env, "snapshot")
-        turns.append(step(env, choose_reply(env, item)))
-    assert_same(alone, turns, "with snapshots taken the course differs")
+    turns, replies = play_asking(subject.make(), seed, script, "snapshot")
+    assert_same(play_from(subject.make(), seed, replies), turns, "with snapshots taken the course differs")
 
 
 @check("`restore` returns the observation of that moment: the policy goes on from it.", needs=BOTH)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.view.planning.simulation import Prediction, RunStalls, Simulated, simulate
-from envsdk.view.planning.workload import Workload
+from envsdk.view.planning.workload import Workload, dropped_groups
 
 AS_GOOD = 0.01
 """Throughputs that differ by less than this share count as equal: the less stale one is better then."""
@@ -111,7 +111,7 @@ class Plan:
             collect_s=timings.collect_s,
             weight_update=self.weight_update,
             keeps_groups_together=self.keeps_groups_together,
-            is_rejected=episodes.rejects(self.seed),
+            is_rejected=dropped_groups(episodes, self.seed),
             routing=self.routing,
         )
 

@@ -152,12 +152,6 @@ class StatedEpisodes(StrictSettings):
             is_failed=_uniform(key, 2) < self.failed,
         )
 
-    def rejects(self, seed: int) -> Callable[[int], bool] | None:
-        """Whether the group of a task index is dropped; None when none is."""
-        if not self.filtered:
-            return None
-        return lambda index: _uniform(_mixed(seed * 0x9E3779B97F4A7C15 + index), 3) < self.filtered
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEpisode:
@@ -198,14 +192,15 @@ class MeasuredEpisodes:
         ]
         return EpisodeDraw(turns=turns, num_tokens=found.num_tokens, is_failed=found.is_failed)
 
-    def rejects(self, seed: int) -> Callable[[int], bool] | None:
-        """Whether the group of a task index is dropped; None when none is."""
-        if not self.filtered:
-            return None
-        return lambda index: _uniform(_mixed(seed * 0x9E3779B97F4A7C15 + index), 3) < self.filtered
-
 
 Episodes = StatedEpisodes | MeasuredEpisodes
+
+
+def dropped_groups(episodes: Episodes, seed: int) -> Callable[[int], bool] | None:
+    """Whether the group of a task index is dropped; None when none is."""
+    if not episodes.filtered:
+        return None
+    return lambda index: _uniform(_mixed(seed * 0x9E3779B97F4A7C15 + index), 3) < episodes.filtered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

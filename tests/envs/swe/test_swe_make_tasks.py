@@ -12,7 +12,8 @@ import pytest_asyncio
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.make_tasks.baseline import Baseline, measure, plan_of
-from envsdk.envs.swe.make_tasks.maker import Options, Progress, make
+from envsdk.envs.swe.make_tasks.maker import Progress, make
+from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.make_tasks.package import Package, fetch
 from envsdk.envs.swe.tasks import TextSource
 from envsdk.envs.swe.tasks.loaders import load_tasks
@@ -67,7 +68,12 @@ async def test_tasks_are_made_once_and_are_sound(package: Package, backend: Sand
     seen: list[Progress] = []
     plan = plan_of(package)
     progress = await make(
-        package, plan, out, backend, Options(num_tasks=1, max_test_s=0.5), on_progress=seen.append
+        package,
+        plan,
+        out,
+        backend,
+        MakeTasksOptions(out=out, num_tasks=1, max_test_s=0.5),
+        on_progress=seen.append,
     )
     assert progress.num_valid == 1
     assert len(seen) == 1 + sum(progress.fresh.values())
@@ -78,10 +84,10 @@ async def test_tasks_are_made_once_and_are_sound(package: Package, backend: Sand
     assert "slotcache/cache.py" in baseline.covered
 
     # The same call goes on where the other stopped, and nothing is decided again.
-    more = await make(package, plan, out, backend, Options(num_tasks=2, max_test_s=0.5))
+    more = await make(package, plan, out, backend, MakeTasksOptions(out=out, num_tasks=2, max_test_s=0.5))
     assert more.num_valid == 2
     assert more.outcomes == progress.outcomes + more.fresh
-    again = await make(package, plan, out, backend, Options(num_tasks=2, max_test_s=0.5))
+    again = await make(package, plan, out, backend, MakeTasksOptions(out=out, num_tasks=2, max_test_s=0.5))
     assert not again.fresh
 
     tasks = load_tasks(out / "tasks.jsonl")

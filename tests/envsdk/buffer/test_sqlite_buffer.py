@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import settings
 
 from envsdk.buffer.connecting import open_engine
-from envsdk.buffer.contract import FinishedGroup, LeaseLost, Role, Terms
+from envsdk.buffer.contract import FinishedGroup, LeaseLost, Member, Role, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.contracts.failures import ConfigurationError
 from tests.envsdk.buffer.buffer_machine import BufferMachine
@@ -62,13 +62,19 @@ def test_other_terms_are_named_key_by_key(buffer: SqlBuffer) -> None:
         buffer.create("job", Terms(seed=1, group_size=4, groups_per_batch=2, alpha=2.0))
 
 
-def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
-    now = [1000.0]
+def begun(tmp_path: Path, now: list[float], explorer: str) -> tuple[SqlBuffer, Member, Member]:
+    """A job whose first weights are there, by the clock `now`; its trainer and an explorer."""
     buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
     buffer.create("job", TERMS)
-    trainer, explorer = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "a")
+    trainer, member = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, explorer)
     buffer.trainer.begin(trainer, 0)
     buffer.trainer.publish(trainer, 0, 0, {})
+    return buffer, trainer, member
+
+
+def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
+    now = [1000.0]
+    buffer, trainer, explorer = begun(tmp_path, now, "a")
     (claimed,) = buffer.explorer.claim(explorer, ["lake"], version=0, token="one")
     now[0] += 100  # nobody could be heard
     buffer.renew(trainer)
@@ -83,12 +89,8 @@ def test_a_database_that_was_away_takes_nobody_for_dead(tmp_path: Path) -> None:
 
 def test_a_clock_that_goes_back_keeps_no_dead_explorer_alive(tmp_path: Path) -> None:
     now = [100_000.0]
-    buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
-    buffer.create("job", TERMS)
-    trainer, dead = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "dead")
+    buffer, trainer, dead = begun(tmp_path, now, "dead")
     living = buffer.join(Role.EXPLORER, "living")
-    buffer.trainer.begin(trainer, 0)
-    buffer.trainer.publish(trainer, 0, 0, {})
     (claimed,) = buffer.explorer.claim(dead, ["lake"], version=0, token="one")
     now[0] -= 86_400  # its last sign of life is now in the future
     for _ in range(4):
@@ -107,11 +109,7 @@ def test_a_group_that_another_explorer_plays_by_now_is_not_taken_from_the_one_th
     tmp_path: Path,
 ) -> None:
     now = [1000.0]
-    buffer = SqlBuffer(open_engine(str(tmp_path / "b.db")), lease_s=30, clock=lambda connection: now[0])
-    buffer.create("job", TERMS)
-    trainer, silent = buffer.join(Role.TRAINER, "trainer"), buffer.join(Role.EXPLORER, "silent")
-    buffer.trainer.begin(trainer, 0)
-    buffer.trainer.publish(trainer, 0, 0, {})
+    buffer, trainer, silent = begun(tmp_path, now, "silent")
     (lost,) = buffer.explorer.claim(silent, ["lake"], version=0, token="one")
     for _ in range(4):
         now[0] += 10

@@ -6,8 +6,9 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.envsdk.engines.local_http import LocalServer, QuietHandler
 
 Answer = tuple[int, dict[str, Any], dict[str, str]]
 """Status, JSON and headers."""
@@ -26,28 +27,14 @@ class ChatBehavior:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class ChatServer:
+class ChatServer(LocalServer):
     """`with ChatServer() as server:` serves on 127.0.0.1 until the block ends."""
+
+    path = "/v1"
 
     def __init__(self) -> None:
         self.behavior = ChatBehavior()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.behavior = self.behavior  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> ChatServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(_Handler, behavior=self.behavior)
 
 
 def completion(content: str | None, finish_reason: str = "stop", total_tokens: int = 10) -> dict[str, Any]:
@@ -60,10 +47,7 @@ def completion(content: str | None, finish_reason: str = "stop", total_tokens: i
     }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
+class _Handler(QuietHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         behavior: ChatBehavior = self.server.behavior  # type: ignore[attr-defined]
@@ -71,23 +55,11 @@ class _Handler(BaseHTTPRequestHandler):
             behavior.bodies.append(body)
             scripted = behavior.answers.pop(0) if behavior.answers else None
         if scripted is not None:
-            self.answer(*scripted)
+            status, content, headers = scripted
+            self.answer(status, content, **headers)
         elif self.path != "/v1/chat/completions":
-            self.answer(404, {"detail": "Not Found"}, {})
+            self.answer(404, {"detail": "Not Found"})
         elif behavior.api_key and self.headers["Authorization"] != f"Bearer {behavior.api_key}":
-            self.answer(401, {"error": {"message": "bad key"}}, {})
+            self.answer(401, {"error": {"message": "bad key"}})
         else:
-            self.answer(200, completion(behavior.reply(body["messages"])), {})
-
-    def answer(self, status: int, content: dict[str, Any], headers: dict[str, str]) -> None:
-        payload = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(payload)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.answer(200, completion(behavior.reply(body["messages"])))

@@ -7,16 +7,15 @@ log-probabilities mean something, and it can be told to misbehave.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.envsdk.engines.local_http import LocalServer, QuietHandler
 from tests.envsdk.engines.server_grammar import Grammar, begin_grammar, biased
 
 VOCAB_SIZE = 64
@@ -49,28 +48,14 @@ class Behavior:
     num_connections: int = 0
 
 
-class FakeServer:
+class FakeServer(LocalServer):
     """`with FakeServer() as server:` serves on 127.0.0.1 until the block ends."""
+
+    path = "/v1"
 
     def __init__(self) -> None:
         self.behavior = Behavior()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.behavior = self.behavior  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def __enter__(self) -> FakeServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(_Handler, behavior=self.behavior)
 
 
 def distribution(
@@ -145,10 +130,7 @@ def sample(
         yield last, float((sampling if processed else raw)[last])
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
+class _Handler(QuietHandler):
     def setup(self) -> None:
         super().setup()
         self.behavior.num_connections += 1
@@ -173,27 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             except (BrokenPipeError, ConnectionResetError):
                 behavior.num_broken_off += 1
                 self.close_connection = True
-
-    def answer(self, status: int, content: dict[str, Any], **headers: str) -> bool:
-        payload = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(payload)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(payload)
-        return True
-
-    def begin_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def event(self, data: str) -> None:
-        payload = f"data: {data}\n\n".encode()
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
 
     def stream(self, body: dict[str, Any]) -> None:
         behavior = self.behavior
@@ -236,9 +197,6 @@ class _Handler(BaseHTTPRequestHandler):
                 break
         self.event("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
 
 def chunk(choice: dict[str, Any]) -> str:

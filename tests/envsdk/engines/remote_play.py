@@ -22,18 +22,24 @@ def request(name: str = "a", **sampling: Any) -> GenerationRequest:
     )
 
 
-def play_on(engine_class: type[E], config: EngineConfig, test: Callable[[E], Awaitable[Any]]) -> Any:
-    """Run `test` with a started engine, and close it."""
+def play_with(engine: Engine, test: Callable[[], Awaitable[Any]]) -> Any:
+    """Run `test` while `engine` is started, and close it."""
 
     async def scenario() -> Any:
-        engine = engine_class.create(config)
         await engine.start()
         try:
-            return await asyncio.wait_for(test(engine), 30)
+            return await asyncio.wait_for(test(), 60)
         finally:
             await engine.close()
 
     return asyncio.run(scenario())
+
+
+def play_on(engine_class: type[E], config: EngineConfig, test: Callable[[E], Awaitable[Any]]) -> Any:
+    """Run `test` with a started engine, and close it."""
+
+    engine = engine_class.create(config)
+    return play_with(engine, lambda: test(engine))
 
 
 def one_reply_of(engine_class: type[Engine], config: EngineConfig, **sampling: Any) -> GenerationResult:

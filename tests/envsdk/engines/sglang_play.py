@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from remote_play import one_reply_of, play_on
-from sglang_server import Array, FakeSGLang, Respond, distributions
+from sglang_server import Array, FakeSGLang, Respond, distributions, read_table
 
 from envsdk.engines.engine import EngineConfig, GenerationResult
 from envsdk.engines.sglang.engine import SGLangEngine
 from envsdk.testing.engines import until
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[FakeSGLang]:
+    """A server of the model in `folder`, which none may ask with stale weights."""
+    with FakeSGLang(read_table(folder)) as server:
+        yield server
+        assert not server.behavior.num_stale_reads
+
+
+def config_of(server: FakeSGLang, folder: Path) -> EngineConfig:
+    settings = {"base_url": server.base_url, "backoff_s": 0.01, "stream_interval": 4}
+    return EngineConfig(model=folder, sequence_length=256, max_running=8, strategy_config=settings)
 
 
 def having(config: EngineConfig, **settings: Any) -> EngineConfig:

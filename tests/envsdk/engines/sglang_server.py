@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
+from local_http import LocalServer, QuietHandler
 from safetensors.numpy import load_file, save_file
 from server_grammar import Grammar, begin_grammar, biased
 
@@ -401,10 +401,7 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))  # -inf stays what it is
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
+class _Handler(QuietHandler):
     @property
     def engine(self) -> Engine:
         return self.server.engine  # type: ignore[attr-defined, no-any-return]
@@ -504,32 +501,8 @@ class _Handler(BaseHTTPRequestHandler):
             if taken[-1]["meta_info"]["finish_reason"]:
                 return
 
-    def answer(self, status: int, content: dict[str, Any] | None, **headers: str) -> bool:
-        payload = b"" if content is None else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(payload)))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(payload)
-        return True
 
-    def begin_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def event(self, data: str) -> None:
-        payload = f"data: {data}\n\n".encode()
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(payload), payload))
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class FakeSGLang:
+class FakeSGLang(LocalServer):
     """`with FakeSGLang(table(0)) as server:` serves on 127.0.0.1 until the block ends."""
 
     def __init__(
@@ -537,24 +510,11 @@ class FakeSGLang:
     ) -> None:
         self.behavior = Behavior()
         self.engine = Engine(logits, self.behavior, context_length=context_length, max_running=max_running)
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _Handler)
-        self._server.daemon_threads = True
-        self._server.engine = self.engine  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> FakeSGLang:
-        self._thread.start()
-        return self
+        super().__init__(_Handler, port=port, engine=self.engine)
 
     def __exit__(self, *_: object) -> None:
         self.engine.close()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

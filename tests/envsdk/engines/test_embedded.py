@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remote_play import play_with
 from tiny_models import (
     FAST_KINDS,
     KINDS,
@@ -60,17 +61,6 @@ def make_engine(
             model=folder, sequence_length=sequence_length, max_running=max_running, strategy_config=settings
         )
     )
-
-
-def run(engine: EmbeddedEngine, test: Callable[[], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        await engine.start()
-        try:
-            await asyncio.wait_for(test(), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(scenario())
 
 
 def request(
@@ -121,7 +111,7 @@ def test_logprobs_equal_a_plain_forward_over_turns_and_updates(
                 weights = {name: value.numpy() for name, value in model.state_dict().items()}
                 await engine.load_weights(weights, version)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 @pytest.mark.parametrize("kind", ["qwen3-tied", "llama", "gpt2"])
@@ -152,7 +142,7 @@ def test_a_reply_updated_in_flight_goes_on_exactly_under_the_new_weights(
             expected = reference_logprobs(model, prompt, result.token_ids)
             np.testing.assert_allclose(result.logprobs[new.start :], expected[new.start :], atol=TOLERANCE)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_bfloat16_stays_near_float32(folders: Callable[[str], Path]) -> None:
@@ -164,7 +154,7 @@ def test_bfloat16_stays_near_float32(folders: Callable[[str], Path]) -> None:
         expected = reference_logprobs(model, prompt, result.token_ids)
         assert np.abs(result.logprobs - expected).mean() < 0.1
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 @given(
@@ -303,7 +293,7 @@ def test_a_reply_under_changes_has_the_log_probabilities_of_what_it_was_drawn_fr
         np.testing.assert_allclose(result.prompt_scores.logprobs, raw.numpy(), atol=TOLERANCE)
         assert 5 not in result.token_ids
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_temperature_zero_takes_the_likeliest_token_with_its_logprob_at_temperature_one(
@@ -320,7 +310,7 @@ def test_temperature_zero_takes_the_likeliest_token_with_its_logprob_at_temperat
         assert_exact(model, greedy, results[0])
         assert_exact(model, other, results[1])
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_sessions_that_diverge_or_are_evicted_are_still_exact(folders: Callable[[str], Path]) -> None:
@@ -339,7 +329,7 @@ def test_sessions_that_diverge_or_are_evicted_are_still_exact(folders: Callable[
                 grown = np.concatenate([prompt, result.token_ids])
                 prompts[n] = [grown, np.append(prompt[:-4], 1), prompt][(n + turn) % 3]
 
-    run(engine, test)
+    play_with(engine, test)
     health = engine.health()
     assert health.num_prefilled_tokens < health.num_prompt_tokens
 
@@ -413,7 +403,7 @@ def test_wrong_weights_are_refused_by_name_and_the_old_ones_go_on(
         assert_exact(model, prompt, result)
         assert engine.health().version == 0
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_weights_come_from_read_only_streams_and_folders_and_are_copied(
@@ -441,7 +431,7 @@ def test_weights_come_from_read_only_streams_and_folders_and_are_copied(
         with pytest.raises(EngineError, match=r"no \*\.safetensors"):
             await engine.load_weights(tmp_path / "empty", 4)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_weights_that_are_not_numbers_fail_replies_until_better_ones_come(
@@ -463,7 +453,7 @@ def test_weights_that_are_not_numbers_fail_replies_until_better_ones_come(
         for prompt, result in zip(prompts, await gather(engine, requests), strict=True):
             assert_exact(model, prompt, result)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_nothing_is_left_in_any_slot_of_what_is_no_number(folders: Callable[[str], Path]) -> None:
@@ -482,7 +472,7 @@ def test_nothing_is_left_in_any_slot_of_what_is_no_number(folders: Callable[[str
         for prompt, result in zip(prompts, await gather(engine, requests), strict=True):
             assert_exact(model, prompt, result)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_an_exception_while_computing_ends_every_request_and_shows_in_health(
@@ -506,7 +496,7 @@ def test_an_exception_while_computing_ends_every_request_and_shows_in_health(
         with pytest.raises(EngineError, match="out of memory"):
             await engine.load_weights({}, 1)
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_long_prompts_are_prefilled_in_bounded_pieces_with_the_same_result(
@@ -526,7 +516,7 @@ def test_long_prompts_are_prefilled_in_bounded_pieces_with_the_same_result(
                 for prompt, result, added in zip(prompts, results, prompts_of(*range(1, 9)), strict=True)
             ]
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_the_generic_path_can_be_asked_for(folders: Callable[[str], Path]) -> None:
@@ -537,7 +527,7 @@ def test_the_generic_path_can_be_asked_for(folders: Callable[[str], Path]) -> No
         (prompt,) = prompts_of(9)
         assert_exact(model, prompt, await engine.submit(request(0, prompt)))
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 @pytest.mark.parametrize(
@@ -578,7 +568,7 @@ def test_a_token_outside_the_vocabulary_is_refused(folders: Callable[[str], Path
             assert "vocabulary of 64" in result.error
         assert engine.health().error == ""
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 @pytest.fixture
@@ -676,7 +666,7 @@ def test_a_groups_prompt_is_computed_once_and_its_replies_are_the_same(
                 assert 60 + 7 + 7 <= num_prefilled <= 60 + 7 + 7 + 14
                 assert first_group == 60 if max_running == 8 else 60 <= first_group <= 60 + 5
 
-        run(engine, test)
+        play_with(engine, test)
     assert replies[True] == replies[False]
 
 
@@ -694,4 +684,4 @@ def test_a_group_that_meets_new_weights_computes_its_prompt_again(folders: Calla
             assert_exact(model, prompt, result)
         assert engine.health().num_prefilled_tokens == 30 + 30
 
-    run(engine, test)
+    play_with(engine, test)

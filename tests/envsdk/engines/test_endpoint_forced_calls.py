@@ -18,7 +18,7 @@ from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.proxy import InferenceProxy, LocalLink
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from tests.tiny_policies import write_tiny_policy
 
 LENGTH = 1024
 PLACE = {"enum": ["up", "down"]}
@@ -41,13 +41,13 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(['hello <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'] * 3)
-    write_tokenizer(folder, tokenizer, sequence_length=LENGTH)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=LENGTH, seed=0
+    return write_tiny_policy(
+        tmp_path_factory.mktemp("model"),
+        ['hello <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'] * 3,
+        hidden_size=32,
+        num_heads=4,
+        sequence_length=LENGTH,
     )
-    return folder
 
 
 @asynccontextmanager

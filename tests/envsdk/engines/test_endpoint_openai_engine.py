@@ -20,7 +20,7 @@ from envsdk.engines.engine import EngineConfig, GenerationRequest
 from envsdk.engines.openai.engine import OpenAIEngine
 from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.engines.sampling import OutputStructure, SamplingParams
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from tests.tiny_policies import write_tiny_policy
 
 KEY = "ENVSDK_TEST_ENDPOINT_KEY"
 LENGTH = 128
@@ -29,10 +29,12 @@ LENGTH = 128
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["hello world Up Down <answer>Up</answer>"] * 3)
-    write_tokenizer(folder, tokenizer, sequence_length=LENGTH)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=LENGTH, seed=0
+    write_tiny_policy(
+        folder,
+        ["hello world Up Down <answer>Up</answer>"] * 3,
+        hidden_size=32,
+        num_heads=4,
+        sequence_length=LENGTH,
     )
     # The padding token's embedding is zero, hence all tokens equally likely behind it: `top_k: 1`, with which
     # the engine asks what comes behind token 0, would then leave them all.

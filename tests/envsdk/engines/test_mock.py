@@ -7,13 +7,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remote_play import play_with
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import FinishReason
@@ -36,24 +36,13 @@ def request(number: int, *, num_tokens: int = 8, length: int = 5, **sampling: An
     )
 
 
-def run(engine: MockEngine, test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def scenario() -> None:
-        await engine.start()
-        try:
-            await asyncio.wait_for(test(), 60)
-        finally:
-            await engine.close()
-
-    asyncio.run(scenario())
-
-
 def replies(engine: MockEngine, requests: list[GenerationRequest]) -> list[list[int]]:
     collected: list[list[int]] = []
 
     async def test() -> None:
         collected.extend(result.token_ids.tolist() for result in await gather(engine, requests))
 
-    run(engine, test)
+    play_with(engine, test)
     return collected
 
 
@@ -85,7 +74,7 @@ def test_without_latency_the_future_is_already_resolved() -> None:
         assert engine.submit(request(0)).done()
 
     engine = make_engine(reply=[1])
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_without_latency_a_request_costs_few_microseconds() -> None:
@@ -101,7 +90,7 @@ def test_without_latency_a_request_costs_few_microseconds() -> None:
                 await engine.submit(item)
             best_s = min(best_s, (time.process_time() - begun) / len(requests))
 
-    run(engine, test)
+    play_with(engine, test)
     assert best_s < 15e-6
 
 
@@ -127,7 +116,7 @@ def test_latencies_have_the_distribution_asked_for(
             engine.submit(request(number))
         durations.extend(running.duration_s for running in engine.core.running.values())
 
-    run(engine, test)
+    play_with(engine, test)
     assert statistics.mean(durations) == pytest.approx(mean_s, rel=0.05)
     assert statistics.pstdev(durations) == pytest.approx(deviation_s, rel=0.1, abs=1e-9)
 
@@ -139,7 +128,7 @@ def test_a_reply_takes_its_latency() -> None:
         assert 0.1 <= time.perf_counter() - begun < 2.0
 
     engine = make_engine(latency={"kind": "constant", "mean_s": 0.1})
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_failures_come_at_their_rate_and_for_the_same_seeds() -> None:
@@ -153,7 +142,7 @@ def test_failures_come_at_their_rate_and_for_the_same_seeds() -> None:
                     assert "script" in result.error
                     found.append(number)
 
-        run(engine, test)
+        play_with(engine, test)
         return found
 
     first = failed()
@@ -174,7 +163,7 @@ def test_a_crash_ends_every_request_and_shows_in_health() -> None:
         assert "crashed" in engine.health().error
         assert "crashed" in (await engine.submit(request(999))).error
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_a_hung_request_is_answered_only_by_abort() -> None:
@@ -187,7 +176,7 @@ def test_a_hung_request_is_answered_only_by_abort() -> None:
         engine.abort(["0"])
         assert (await future).finish_reason is FinishReason.ABORT
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_a_pause_does_not_count_as_latency() -> None:
@@ -202,7 +191,7 @@ def test_a_pause_does_not_count_as_latency() -> None:
         await future
         assert time.perf_counter() - begun > 0.3
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 def test_an_update_splits_the_reply_where_its_latency_was() -> None:
@@ -217,7 +206,7 @@ def test_an_update_splits_the_reply_where_its_latency_was() -> None:
         assert [span.version for span in result.version_spans] == [0, 5]
         assert 15 <= result.version_spans[0].end <= 38
 
-    run(engine, test)
+    play_with(engine, test)
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 40), st.sampled_from(["random", "echo", [[3], [4, 5]]]))
@@ -266,7 +255,7 @@ def test_what_a_seed_will_take_can_be_told_beforehand() -> None:
 
         await asyncio.gather(*map(ask, seeds))
 
-    run(engine, test)
+    play_with(engine, test)
     for seed in seeds:
         assert drawn[seed] - 0.002 <= took[seed] < drawn[seed] + 0.5
     rounded = [round(drawn[seed] / 0.08) for seed in took]

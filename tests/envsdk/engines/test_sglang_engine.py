@@ -17,7 +17,18 @@ import psutil
 import pytest
 from remote_play import request, then
 from safetensors.numpy import save_file
-from sglang_play import check_logprobs, hang_up_after, having, one_reply, play, sampled, slowly, status
+from sglang_play import (
+    check_logprobs,
+    config_of,
+    hang_up_after,
+    having,
+    one_reply,
+    play,
+    sampled,
+    serving,
+    slowly,
+    status,
+)
 from sglang_server import TABLE, FakeSGLang, Respond, distributions, read_table, table, write_model
 
 from envsdk.config import load_config
@@ -79,15 +90,13 @@ def other(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[FakeSGLang]:
-    with FakeSGLang(read_table(folder)) as server:
+    with serving(folder) as server:
         yield server
-        assert not server.behavior.num_stale_reads
 
 
 @pytest.fixture
 def config(server: FakeSGLang, folder: Path) -> EngineConfig:
-    settings = {"base_url": server.base_url, "backoff_s": 0.01, "stream_interval": 4}
-    return EngineConfig(model=folder, sequence_length=256, max_running=8, strategy_config=settings)
+    return config_of(server, folder)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from remote_play import request, then
-from sglang_play import check_logprobs, hang_up_after, having, one_reply, play, sampled, slowly
+from sglang_play import (
+    check_logprobs,
+    config_of,
+    hang_up_after,
+    having,
+    one_reply,
+    play,
+    sampled,
+    serving,
+    slowly,
+)
 from sglang_server import TABLE, Array, FakeSGLang, read_table, write_model
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
@@ -32,15 +42,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSGLang]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with FakeSGLang(read_table(folder)) as server:
+    with serving(folder) as server:
         yield server
-        assert not server.behavior.num_stale_reads
 
 
 @pytest.fixture
 def config(server: FakeSGLang, folder: Path) -> EngineConfig:
-    settings = {"base_url": server.base_url, "backoff_s": 0.01, "stream_interval": 4}
-    return EngineConfig(model=folder, sequence_length=256, max_running=8, strategy_config=settings)
+    return config_of(server, folder)
 
 
 LETTERS = OutputStructure(regex="[a-d]{40}")

@@ -20,8 +20,8 @@ from envsdk.explorers.meaning import meaning_of
 from envsdk.explorers.membership import Membership, open_buffer, terms_of
 from envsdk.explorers.start import run
 from envsdk.explorers.weights import VersionReader
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from envsdk.weights.versions import write_version
+from tests.tiny_policies import write_tiny_policy
 
 RULES = """
 mode: explore
@@ -41,12 +41,7 @@ actor_train: {data_args: {file_name: FILE}}
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "a"
     folder.mkdir()
-    tokenizer = build_tokenizer(["0 1 2 3 4 5 6 7 8 9 + - =", "What is"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=4, sequence_length=256, seed=0
-    )
-    return folder
+    return write_tiny_policy(folder, ["0 1 2 3 4 5 6 7 8 9 + - =", "What is"], hidden_size=32, num_heads=4)
 
 
 @pytest.fixture

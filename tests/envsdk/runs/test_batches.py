@@ -12,6 +12,7 @@ from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
+from tests.trajectories import trajectory_with
 
 
 def episode(
@@ -41,18 +42,15 @@ def episode(
             )
         )
     failure = Failure(boundary=Boundary.ENGINE, kind="turn_timeout", message="late") if failed else None
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"train-{id(log)}",
         group_id=group,
         task=Task(tag=tag, split="train", index=group),
-        seed=0,
         outcome=Outcome.FAILED if failed else Outcome.TERMINATED,
         success=reward > 0 and not failed,
         turns=played,
         tokens=log.arrays(),
         failure=failure,
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

@@ -153,8 +153,8 @@ async def test_a_killed_engine_comes_back_with_the_weights_of_the_others(tmp_pat
         [(lost, _)] = group.joined
         [said] = group.said
         assert said.startswith(f"{lost} was lost, it is started again; the reason: its process ended: ")
-        assert group.num_serving == 2
-        assert group.num_restarts == 1
+        assert group.pool.num_serving == 2
+        assert group.pool.num_restarts == 1
         one, two = read(tmp_path / "one", 7), read(tmp_path / "two", 7)
         assert all((one[key] == two[key]).all() for key in one)
         assert {look.version for look in (await group.health()).values()} == {7}
@@ -168,9 +168,9 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         async with group.weights_moving():
             await group.trainer.train_step(one_step())
         os.kill(min(engine_processes()), signal.SIGKILL)
-        await until(lambda: group.num_restarts == 1)
-        await until(lambda: group.num_running == 1)
-        assert group.num_serving == 0
+        await until(lambda: group.pool.num_restarts == 1)
+        await until(lambda: len(group.pool.incarnations) == 1)
+        assert group.pool.num_serving == 0
         await group.publish(1)
         await until(lambda: group.joined == [("one", 1)])
 
@@ -207,7 +207,7 @@ async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again
         os.kill(min(engine_processes()), signal.SIGKILL)
         await until(lambda: group.joined == [("one", 0)] or group.failed.done())
         assert not group.failed.done()
-        assert group.num_restarts == 2
+        assert group.pool.num_restarts == 2
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ async def test_an_engine_that_says_that_it_is_broken_is_ended_and_started_again(
     async with engine_group(tmp_path, "one", strategy=BREAKING) as group:
         await group.publish(0)
         (tmp_path / "one" / "broken").touch()
-        await until(lambda: group.num_running == 0)
+        await until(lambda: not group.pool.incarnations)
         (tmp_path / "one" / "broken").unlink()
         await until(lambda: group.joined == [("one", 0)])
         assert len(engine_processes()) == 1
@@ -324,7 +324,7 @@ async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path)
 async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", deeds={"0": "refuse"}, max_restarts=1) as group:
         os.kill(min(engine_processes()), signal.SIGKILL)
-        await until(lambda: group.num_running == 0)
+        await until(lambda: not group.pool.incarnations)
         assert await group.publish(0) is None
         with pytest.raises(EngineError, match="is not one of the model's"):
             await asyncio.wait_for(group.failed, timeout=60)
@@ -335,7 +335,7 @@ async def test_an_engine_that_answers_but_computes_nothing_is_started_again(tmp_
         await group.publish(0)
         (stalled,) = engine_processes()
         (tmp_path / "one" / "stalled").touch()
-        await until(lambda: group.num_serving == 0)
+        await until(lambda: group.pool.num_serving == 0)
         (tmp_path / "one" / "stalled").unlink()
         await until(lambda: group.joined == [("one", 0)])
         assert group.left == []
@@ -350,10 +350,10 @@ async def test_a_slow_engine_is_drained_and_comes_back_with_the_weights_of_the_o
         before = engine_processes()
         (tmp_path / "two" / "slow").touch()
         await until(lambda: group.left == ["two"])
-        assert group.num_serving == 1
+        assert group.pool.num_serving == 1
         assert engine_processes() == before  # its turns may end
         (tmp_path / "two" / "idle").touch()
-        await until(lambda: group.num_restarts == 1)
+        await until(lambda: group.pool.num_restarts == 1)
         (tmp_path / "two" / "slow").unlink()
         await until(lambda: group.joined == [("two", 4)])
         await until(lambda: len(engine_processes()) == 2)
@@ -370,14 +370,14 @@ async def test_engines_come_with_the_queue_and_go_with_it(tmp_path: Path) -> Non
         assert len(engine_processes()) == 1
         (tmp_path / "one" / "crowded").touch()
         await until(lambda: group.joined == [("two", 1)])
-        assert group.num_serving == 2
+        assert group.pool.num_serving == 2
         assert len(engine_processes()) == 2
         (tmp_path / "one" / "crowded").unlink()
         await until(lambda: group.left == ["two"])
         (tmp_path / "two" / "idle").touch()
         await until(lambda: len(engine_processes()) == 1)
-        assert group.num_serving == group.num_engines == 1
-        assert group.num_restarts == 0
+        assert group.pool.num_serving == group.pool.num_engines == 1
+        assert group.pool.num_restarts == 0
 
 
 @pytest.fixture

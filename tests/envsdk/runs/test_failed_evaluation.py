@@ -17,24 +17,21 @@ from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.run_folder import RunFolder
 from envsdk.tracking import JsonlTracker, read_metrics
 from envsdk.tracking.timeline import Timeline
+from tests.trajectories import trajectory_with
 
 TIMED_OUT = Failure(boundary=Boundary.ENGINE, kind="turn_timeout", message="no reply")
 
 
 def held_out(num_solved: int, num_failed: int) -> RolloutBatch:
     def episode(index: int, is_failed: bool) -> Trajectory:
-        return Trajectory(
+        return trajectory_with(
             trajectory_id=f"val-{index}",
             group_id=index,
             task=Task(tag="sums", split="val", index=index),
-            seed=0,
             outcome=Outcome.FAILED if is_failed else Outcome.TERMINATED,
             success=not is_failed,
             turns=[],
-            tokens=None,
             failure=TIMED_OUT if is_failed else None,
-            started_at=0.0,
-            ended_at=1.0,
         )
 
     total = num_solved + num_failed

@@ -12,28 +12,25 @@ import pytest
 
 from envsdk.base.display.progress import ProgressDisplay
 from envsdk.config import load_config
-from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.contracts.trajectory import Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.run_folder import RunFolder
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking.timeline import Timeline
+from tests.trajectories import trajectory_with
 
 
 def episode(reward: float, group: int) -> Trajectory:
     log = TokenLog()
     log.append_prompt([1, 2])
     log.append_sampled([3], [-0.5], [VersionSpan(version=0, start=0, end=1)])
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"train-{group}",
         group_id=group,
         task=Task(tag="FrozenLake", split="train", index=group),
-        seed=0,
-        outcome=Outcome.TERMINATED,
         success=reward > 0,
         turns=[Turn(observation="o", reply="r", reward=reward, response_start=2, response_end=3)],
         tokens=log.arrays(),
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from envsdk.base.store.trajectories import read_trajectories, write_trajectories
 from envsdk.config import RunConfig, load_config
-from envsdk.contracts.trajectory import Outcome, Trajectory
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Grant, LedgerConfig
 from envsdk.runs.checkpoints import RunState, find_checkpoint, write_checkpoint
 from envsdk.runs.run_folder import RunFolder
+from tests.trajectories import trajectory_with
 
 NUM_STEPS = 6
 LEDGER = LedgerConfig(batch_size=2, group_size=1, alpha=1, tag_weights={"a": 2, "b": 1})
@@ -68,16 +69,10 @@ class Process:
         played: dict[int, Trajectory] = {}
         for command in self._grants(ledger):
             lease = command.lease
-            played[lease.lease_id] = Trajectory(
+            played[lease.lease_id] = trajectory_with(
                 trajectory_id=f"{lease.lease_id}:{lease.task.tag}{lease.task.index}",
                 group_id=lease.group_id,
                 task=lease.task,
-                seed=0,
-                outcome=Outcome.TERMINATED,
-                success=True,
-                turns=(),
-                tokens=None,
-                started_at=0.0,
                 ended_at=0.0,
             )
             self.commands += ledger.finished(lease.lease_id, 0.0, oldest_version=None)

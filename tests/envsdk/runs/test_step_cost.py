@@ -9,7 +9,7 @@ import pytest
 from envsdk.config.loading import load_config
 from envsdk.contracts.failures import EnvsdkError, Interrupted
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.runs.run_end import ending_of
+from envsdk.runs.run_end import ending_told
 from envsdk.runs.step_log import StepLog
 from envsdk.tracking import Ending, open_trackers, read_metrics
 from envsdk.tracking.timeline import Timeline, Track
@@ -86,4 +86,8 @@ def test_a_time_is_right_when_the_clock_is_set_meanwhile(monkeypatch: pytest.Mon
      (EnvsdkError("broken"), Ending.FAILED)],
 )  # fmt: skip
 def test_what_the_user_stops_has_not_failed(error: BaseException, ending: Ending) -> None:
-    assert ending_of(error)[0] == ending
+    told: list[tuple[Ending, str]] = []
+    tracker = SimpleNamespace(end=lambda ending, reason="": told.append((ending, reason)))
+    with pytest.raises(type(error)), ending_told(cast(Any, tracker)):
+        raise error
+    assert [each for each, _ in told] == [ending]

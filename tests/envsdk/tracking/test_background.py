@@ -80,26 +80,26 @@ def test_settings_that_the_service_refuses_end_the_start(service: type[Service])
         opened(service)
 
 
+def the_warning(service: type[Service], caplog: pytest.LogCaptureFixture) -> str:
+    """What is said, once, while three steps are logged."""
+    tracker = opened(service)
+    for step in range(3):
+        tracker.log(step, {}, time_unix_s=0.0)
+    tracker.close()
+    (record,) = caplog.records
+    return record.message
+
+
 def test_a_service_that_cannot_be_reached_disables_its_tracker_with_one_warning(
     service: type[Service], caplog: pytest.LogCaptureFixture
 ) -> None:
     service.refusal = ConnectionError("no network")
-    tracker = opened(service)
-    for step in range(3):
-        tracker.log(step, {}, time_unix_s=0.0)
-    tracker.close()
-    (record,) = caplog.records
-    assert "no network" in record.message
+    assert "no network" in the_warning(service, caplog)
 
 
 def test_an_error_later_on_disables_it_too(service: type[Service], caplog: pytest.LogCaptureFixture) -> None:
     service.error = OSError(28, "No space left on device")
-    tracker = opened(service)
-    for step in range(3):
-        tracker.log(step, {}, time_unix_s=0.0)
-    tracker.close()
-    (record,) = caplog.records
-    assert "No space left" in record.message
+    assert "No space left" in the_warning(service, caplog)
     assert service.calls == []
 
 

@@ -15,6 +15,7 @@ from envsdk.tracking.learning_signs import (
     no_action_read,
     signs_of,
 )
+from tests.trajectories import trajectory_with
 
 shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])
 
@@ -131,10 +132,13 @@ def episode(*valid: float | None) -> Trajectory:
         )
         for at, v in enumerate(valid)
     ]
-    return Trajectory(
-        trajectory_id="a", group_id=0, task=Task(tag="Lake", split="val", index=0), seed=0, turns=turns,
-        outcome=Outcome.TRUNCATED, success=False, tokens=None, started_at=0.0, ended_at=1.0,
-    )  # fmt: skip
+    return trajectory_with(
+        trajectory_id="a",
+        task=Task(tag="Lake", split="val", index=0),
+        turns=turns,
+        outcome=Outcome.TRUNCATED,
+        success=False,
+    )
 
 
 def test_an_evaluation_of_which_no_reply_could_be_read_shows_one() -> None:

@@ -10,19 +10,15 @@ import torch
 from safetensors.torch import load_file
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from envsdk.weights.source import GivenWeights
+from tests.tiny_policies import write_tiny_policy
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["a b c"] * 3)
-    write_tokenizer(folder, tokenizer, sequence_length=64)
-    write_random_model(
-        folder, tokenizer, hidden_size=32, num_layers=1, num_heads=2, sequence_length=64, seed=0
+    return write_tiny_policy(
+        tmp_path_factory.mktemp("model"), ["a b c"] * 3, hidden_size=32, sequence_length=64
     )
-    return folder
 
 
 @pytest.fixture

@@ -12,18 +12,12 @@ from hypothesis import strategies as st
 
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.trainers.warm_start.imitation import imitation_trainer, mean_loss, tokens_of
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from tests.tiny_policies import write_tiny_policy
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["go left", "go right", "you see"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=16, num_layers=1, num_heads=2, sequence_length=256, seed=0
-    )
-    return folder
+    return write_tiny_policy(tmp_path_factory.mktemp("model"), ["go left", "go right", "you see"])
 
 
 @pytest.fixture(scope="module")

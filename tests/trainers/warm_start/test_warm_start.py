@@ -24,7 +24,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.env import TextEnv
 from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.contracts.prompts import AgentPrompts
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
+from envsdk.contracts.trajectory import Task, Trajectory, Turn
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.sokoban import SPEC as SOKOBAN
 from envsdk.envs.sokoban import SokobanEnv
@@ -35,6 +35,7 @@ from envsdk.trainers.warm_start import prepare as warm_start
 from envsdk.trainers.warm_start.imitation import batches
 from envsdk.trainers.warm_start.prepare import RECORD, demonstration, prepare_policy
 from envsdk.trainers.warm_start.tiny_policy import SPECIAL_TOKENS, build_tokenizer
+from tests.trajectories import trajectory_with
 
 SMALL = [
     "warm_start.num_episodes=12",
@@ -267,10 +268,9 @@ def episode(observations: list[str], replies: list[str]) -> Trajectory:
         Turn(observation=observation, reply=reply, reward=0.0, response_start=0, response_end=0)
         for observation, reply in zip(observations, replies, strict=True)
     ]
-    return Trajectory(
-        trajectory_id="1", group_id=0, task=Task(tag="FrozenLake", split="train", index=0), seed=0,
-        outcome=Outcome.TERMINATED, success=True, turns=turns, tokens=None, started_at=0.0, ended_at=1.0,
-    )  # fmt: skip
+    return trajectory_with(
+        trajectory_id="1", task=Task(tag="FrozenLake", split="train", index=0), turns=turns
+    )
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
+from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
+from tests.envs.swe.library_task import library_task
 
 LIBRARY = '''
 import enum
@@ -415,29 +416,26 @@ BASE = LIBRARY.replace("len(word) for word", "1 for word").replace("if not name:
 
 
 def make_task(folder: Path) -> Task:
-    (folder / "lib.py").write_text(BASE)
-    return Task(
-        instance_id="toy__lib-1",
-        repo="toy/lib",
-        source=TreeSource(folder=folder),
-        problem_statement="It does not work.",
-        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
-        test_patch=diff({}, {"tests/test_lib.py": TESTS}),
+    return library_task(
+        folder,
+        "lib",
+        base=BASE,
+        solved=LIBRARY,
+        tests=TESTS,
         fail_to_pass=(
-            "tests/test_lib.py::test_lengths",
-            "tests/test_lib.py::test_errors",
-            "tests/test_lib.py::WordsTest::test_methods",
+            "test_lengths",
+            "test_errors",
+            "WordsTest::test_methods",
         ),
         pass_to_pass=(
-            *(f"tests/test_lib.py::test_{name}" for name in PASSING),
-            *(f"tests/test_lib.py::test_mean[{factor}-{case}]" for factor in (1, 10) for case in MEANS),
-            "tests/test_lib.py::test_number_of_words[a bb-2]",
-            "tests/test_lib.py::test_number_of_words[three words]",
-            "tests/test_lib.py::test_limits[10]",
-            "tests/test_lib.py::WordsTest::test_errors",
-            "tests/test_lib.py::WordsTest::test_parts",
+            *(f"test_{name}" for name in PASSING),
+            *(f"test_mean[{factor}-{case}]" for factor in (1, 10) for case in MEANS),
+            "test_number_of_words[a bb-2]",
+            "test_number_of_words[three words]",
+            "test_limits[10]",
+            "WordsTest::test_errors",
+            "WordsTest::test_parts",
         ),
-        tests=TestPlan(paths=("tests",)),
     )
 
 

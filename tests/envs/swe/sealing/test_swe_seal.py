@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.tasks import Task
-from envsdk.rewards.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend
 from tests.by_day import by_day
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[SandboxBackend]:
-    backend = open_backend("bubblewrap")
-    yield backend
-    asyncio.run(backend.aclose())
 
 
 @pytest.fixture(scope="module")

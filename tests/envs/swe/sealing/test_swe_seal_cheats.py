@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, evaluate
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
+from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.rewards.sandbox import open_backend
 from tests.by_day import by_day
+from tests.envs.swe.library_task import library_task
 
 PROBES = 'import sys\n\nPROBES = sys.modules["_envsdk_kit_probes"]\n'
 
@@ -343,20 +344,14 @@ def verdicts(
 
 
 def task_of(case: Case, folder: Path) -> Task:
-    (folder / "lib.py").write_text(case.base)
-    return Task(
-        instance_id=f"toy__{folder.name}",
-        repo="toy/lib",
-        source=TreeSource(folder=folder),
-        problem_statement="It does not work.",
-        gold_patch=diff({"lib.py": case.base}, {"lib.py": case.gold}),
-        test_patch=diff({}, {"tests/test_lib.py": case.tests}),
-        fail_to_pass=tuple(
-            f"tests/test_lib.py::{line[4:].partition('(')[0]}"
-            for line in case.tests.splitlines()
-            if line.startswith("def test")
-        ),
-        tests=TestPlan(paths=("tests",)),
+    lines = case.tests.splitlines()
+    return library_task(
+        folder,
+        folder.name,
+        base=case.base,
+        solved=case.gold,
+        tests=case.tests,
+        fail_to_pass=[line[4:].partition("(")[0] for line in lines if line.startswith("def test")],
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.report import read_report
 from envsdk.envs.swe.evaluator.sealing import seal
 from envsdk.envs.swe.evaluator.sealing.rewrite import Rewritten, rewrite
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
-from envsdk.rewards.sandbox import SandboxBackend, open_backend
+from envsdk.rewards.sandbox import SandboxBackend
+from tests.envs.swe.library_task import library_task
 
 LIBRARY = """
 from dataclasses import dataclass, field
@@ -147,30 +146,19 @@ CASES = ("1234567-762078456028", "2345678-2751103812681", "7654321-2929431881268
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[SandboxBackend]:
-    backend = open_backend("bubblewrap")
-    yield backend
-    asyncio.run(backend.aclose())
-
-
-@pytest.fixture(scope="module")
 def graded(tmp_path_factory: pytest.TempPathFactory, backend: SandboxBackend) -> dict[str, Evaluation]:
     folder = tmp_path_factory.mktemp("lib")
-    (folder / "lib.py").write_text(BASE)
-    file = "tests/test_lib.py"
-    task = Task(
-        instance_id="toy__flow-1",
-        repo="toy/flow",
-        source=TreeSource(folder=folder),
-        problem_statement="It does not work.",
-        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
-        test_patch=diff({}, {file: TESTS}),
-        fail_to_pass=(f"{file}::test_total",),
-        pass_to_pass=(
-            *(f"{file}::test_{name}" for name in PASSING),
-            *(f"{file}::test_part_of_what_pytest_knows_of_an_error[{name}]" for name in NAMES),
-        ),
-        tests=TestPlan(paths=("tests",)),
+    task = library_task(
+        folder,
+        "flow",
+        base=BASE,
+        solved=LIBRARY,
+        tests=TESTS,
+        fail_to_pass=["test_total"],
+        pass_to_pass=[
+            *(f"test_{name}" for name in PASSING),
+            *(f"test_part_of_what_pytest_knows_of_an_error[{name}]" for name in NAMES),
+        ],
     )
     texts = {"gold": LIBRARY} | {
         name: LIBRARY.replace(*edit) for name, edit in (*HONEST.items(), *BROKEN.items())
@@ -238,19 +226,13 @@ def test_fresh():
 def test_a_name_that_base_lacks_does_not_hide_what_base_knows(
     tmp_path: Path, backend: SandboxBackend
 ) -> None:
-    (tmp_path / "lib.py").write_text(LIBRARY)
-    file = "tests/test_lib.py"
-    task = Task(
-        instance_id="toy__missing-1",
-        repo="toy/missing",
-        source=TreeSource(folder=tmp_path),
-        problem_statement="It lacks something.",
-        gold_patch=diff(
-            {"lib.py": LIBRARY}, {"lib.py": LIBRARY + "\n\ndef fresh(number):\n    return number < 3\n"}
-        ),
-        test_patch=diff({}, {file: MISSING}),
-        fail_to_pass=(f"{file}::test_fresh", *(f"{file}::test_total[{case}]" for case in CASES)),
-        tests=TestPlan(paths=("tests",)),
+    task = library_task(
+        tmp_path,
+        "missing",
+        base=LIBRARY,
+        solved=LIBRARY + "\n\ndef fresh(number):\n    return number < 3\n",
+        tests=MISSING,
+        fail_to_pass=["test_fresh", *(f"test_total[{case}]" for case in CASES)],
     )
     gold, empty = (asyncio.run(evaluate(task, patch, backend)) for patch in (task.gold_patch, ""))
     assert gold.resolved, gold
@@ -282,18 +264,8 @@ def test_in_another_process():
 def test_tests_that_hang_when_they_are_rewritten_stay_as_they_are(
     tmp_path: Path, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lib.py").write_text(BASE)
-    task = Task(
-        instance_id="toy__waiting-1",
-        repo="toy/waiting",
-        source=TreeSource(folder=tmp_path),
-        problem_statement="It does not work.",
-        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
-        test_patch=diff({}, {"tests/test_lib.py": WAITING}),
-        fail_to_pass=("tests/test_lib.py::test_in_another_process",),
-        pass_to_pass=(),
-        tests=TestPlan(paths=("tests",)),
-    )
+    failing = ["test_in_another_process"]
+    task = library_task(tmp_path, "waiting", base=BASE, solved=LIBRARY, tests=WAITING, fail_to_pass=failing)
     monkeypatch.setattr(seal, "allowed_s", lambda timeout_s, gold_s: 5.0)
     verdict = asyncio.run(evaluate(task, task.gold_patch, backend))
     assert verdict.resolved, verdict
@@ -303,21 +275,12 @@ def test_tests_that_hang_when_they_are_rewritten_stay_as_they_are(
 def test_a_file_that_the_rewriter_stumbles_over_stays_as_it_is(
     tmp_path: Path, backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lib.py").write_text(BASE)
     tests = {
         "tests/test_odd.py": "import lib\n\n\ndef test_odd():\n    assert lib.total(3) == 6\n",
         "tests/test_even.py": "import lib\n\n\ndef test_even():\n    assert lib.total(12345) == 76205685\n",
     }
-    task = Task(
-        instance_id="toy__odd-1",
-        repo="toy/odd",
-        source=TreeSource(folder=tmp_path),
-        problem_statement="It does not work.",
-        gold_patch=diff({"lib.py": BASE}, {"lib.py": LIBRARY}),
-        test_patch=diff({}, tests),
-        fail_to_pass=("tests/test_odd.py::test_odd", "tests/test_even.py::test_even"),
-        tests=TestPlan(paths=("tests",)),
-    )
+    failing = ["tests/test_odd.py::test_odd", "tests/test_even.py::test_even"]
+    task = library_task(tmp_path, "odd", base=BASE, solved=LIBRARY, tests=tests, fail_to_pass=failing)
 
     def stumble(source: bytes, path: str, *arguments: Any, **settings: Any) -> Rewritten:
         if "odd" in path:

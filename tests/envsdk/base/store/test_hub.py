@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 from tests.envsdk.base.store.hub_server import hub
+from tests.tiny_policies import write_tiny_policy
 
 NAME = "someone/Tiny-0.1M"
 NOBODY = "http://127.0.0.1:1"
@@ -30,11 +30,7 @@ LOAD = (
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(["one two three"])
-    write_tokenizer(folder, tokenizer, sequence_length=256)
-    write_random_model(
-        folder, tokenizer, hidden_size=16, num_layers=1, num_heads=2, sequence_length=256, seed=0
-    )
+    write_tiny_policy(folder, ["one two three"])
     (folder / "pytorch_model.bin").write_bytes(b"the same weights once more")
     return folder
 

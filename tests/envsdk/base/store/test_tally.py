@@ -11,23 +11,20 @@ from hypothesis import strategies as st
 from envsdk.base.store.tally import Tally, wilson_interval
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
+from tests.trajectories import trajectory_with
 
 
 def an_episode(*, success: bool = False, failure: str | None = None, num_turns: int = 2) -> Trajectory:
-    return Trajectory(
+    return trajectory_with(
         trajectory_id="x",
-        group_id=0,
         task=Task(tag="Lake", split="val", index=0),
-        seed=0,
         outcome=Outcome.FAILED if failure else Outcome.TERMINATED,
         success=success and failure is None,
         turns=[
             Turn(observation="", reply="", reward=0.25, response_start=0, response_end=0)
             for _ in range(num_turns)
         ],
-        tokens=None,
         failure=Failure(boundary=Boundary.ENVIRONMENT, kind=failure, message="boom") if failure else None,
-        started_at=0.0,
         ended_at=0.0,
     )
 

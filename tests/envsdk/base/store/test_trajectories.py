@@ -30,6 +30,7 @@ from envsdk.base.store.trajectories import (
 from envsdk.contracts.failures import Boundary, Failure, StorageError
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 from tests.envsdk.base.store.kept_files import KEPT, kept_trajectories
+from tests.trajectories import trajectory_with
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 finite = st.floats(allow_nan=False)
@@ -97,18 +98,15 @@ def same(left: Trajectory, right: Trajectory) -> bool:
 
 
 def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Trajectory:
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"episode-{index}",
         group_id=index,
         task=Task(tag="Lake", split="train", index=index),
         seed=index,
-        outcome=Outcome.TERMINATED,
-        success=True,
         turns=tuple(
             Turn(observation="see", reply=reply, reward=0.5, response_start=0, response_end=0)
             for _ in range(num_turns)
         ),
-        tokens=None,
         started_at=1.0,
         ended_at=2.0,
     )

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from envsdk.rewards.sandbox import ExecResult
+from envsdk.rewards.sandbox import ExecResult, Sandbox
 from envsdk.rewards.sandbox.bubblewrap.leases import MARK
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 
@@ -44,3 +44,13 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for what happens outside this program."""
     while not condition():  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.01)
+
+
+async def check_restoring(sandbox: Sandbox, *, after: str) -> None:
+    """A snapshot is what the files are again, whatever was done to them."""
+    await sandbox.exec("echo one > a", timeout_s=60)
+    kept = await sandbox.snapshot()
+    await sandbox.exec(after, timeout_s=60)
+    await sandbox.restore(kept)
+    files = said(await sandbox.exec("cat a; ls -A", timeout_s=60)).split()
+    assert files == ["one", ".git", "a", "lib.py", "tests"]

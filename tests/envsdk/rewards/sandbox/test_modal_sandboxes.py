@@ -17,7 +17,7 @@ import pytest_asyncio
 from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.modal_backend import ModalBackend
-from tests.envsdk.rewards.sandbox.boxes import said
+from tests.envsdk.rewards.sandbox.boxes import check_restoring, said
 from tests.envsdk.rewards.sandbox.test_container_sandboxes import Standin
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -198,17 +198,7 @@ async def test_limits_end_commands(backend: ModalBackend) -> None:
 
 async def test_a_restored_sandbox_is_as_it_was(backend: ModalBackend, repository: Path) -> None:
     sandbox = await backend.start(Image(tree=repository))
-    await sandbox.exec("echo one > a", timeout_s=60)
-    kept = await sandbox.snapshot()
-    await sandbox.exec("rm -rf * .git", timeout_s=60)
-    await sandbox.restore(kept)
-    assert said(await sandbox.exec("cat a; ls -A", timeout_s=60)).split() == [
-        "one",
-        ".git",
-        "a",
-        "lib.py",
-        "tests",
-    ]
+    await check_restoring(sandbox, after="rm -rf * .git")
 
 
 async def test_a_sandbox_that_went_away_is_infrastructure(backend: ModalBackend, sdk: Sdk) -> None:

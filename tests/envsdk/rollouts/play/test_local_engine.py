@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import envsdk
 from envsdk.contracts.failures import EngineError
-from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
+from tests.tiny_policies import write_tiny_policy
 
 LAKE = "envsdk/FrozenLake-v1"
 PLAY: dict[str, Any] = {"tasks": 2, "group_size": 2, "sampling": {"max_new_tokens": 3}}
@@ -22,13 +22,9 @@ PLAY: dict[str, Any] = {"tasks": 2, "group_size": 2, "sampling": {"max_new_token
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = build_tokenizer(["S F H G <answer>Up</answer>"])
-    write_tokenizer(folder, tokenizer, sequence_length=2048)
-    write_random_model(
-        folder, tokenizer, hidden_size=16, num_layers=1, num_heads=2, sequence_length=2048, seed=0
+    return write_tiny_policy(
+        tmp_path_factory.mktemp("tiny"), ["S F H G <answer>Up</answer>"], sequence_length=2048
     )
-    return folder
 
 
 @pytest.fixture(scope="module")

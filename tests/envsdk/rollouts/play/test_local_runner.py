@@ -7,6 +7,7 @@ import pytest
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.rollouts.play.local_runner import HOPELESS_EPISODES, TaskListLeases
+from tests.trajectories import trajectory_with
 
 FAILED = Failure(boundary=Boundary.POLICY, kind="raised", message="ValueError: no")
 
@@ -16,18 +17,13 @@ async def begun(count: int) -> tuple[TaskListLeases, list[Trajectory]]:
     leases = TaskListLeases(enumerate(tasks), 42, lambda position, trajectory: None)
     assert all([await leases.lease("slot", "lake") for _ in tasks])
     ended = [
-        Trajectory(
+        trajectory_with(
             trajectory_id=f"train-{position}",
             group_id=position,
             task=task,
-            seed=0,
             outcome=Outcome.FAILED,
             success=False,
-            turns=(),
-            tokens=None,
             failure=FAILED,
-            started_at=0.0,
-            ended_at=1.0,
         )
         for position, task in enumerate(tasks)
     ]

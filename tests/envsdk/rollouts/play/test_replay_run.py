@@ -8,25 +8,20 @@ from pathlib import Path
 import pytest
 
 from envsdk.base.store.trajectories import write_trajectories
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory
+from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import LedgerLog, recorded
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.rollouts.play.replay_run import main
+from tests.trajectories import trajectory_with
 
 
 def member(group_id: int, lease_id: int) -> Trajectory:
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=f"train-{lease_id}",
         group_id=group_id,
         task=Task(tag="maze", split="train", index=group_id),
         seed=group_id,
-        outcome=Outcome.TERMINATED,
-        success=True,
-        turns=(),
-        tokens=None,
-        started_at=0.0,
-        ended_at=1.0,
     )
 
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.contracts.trajectory import Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.managers.ledger_types import Lease
 from envsdk.view.planning.measured import Measured, measured
-from envsdk.view.planning.workload import Timings
+from envsdk.view.planning.workload import Timings, dropped_groups
+from tests.trajectories import trajectory_with
 
 GROUP = 4
 STEP_S = 10.0
@@ -24,13 +25,10 @@ def episode(number: int, num_turns: int, num_tokens: int, start: float, generate
             [2] * num_tokens, [-1.0] * num_tokens, [VersionSpan(version=0, start=0, end=num_tokens)]
         )
         turns.append(Turn(observation="", reply="", reward=0.0, response_start=begin, response_end=len(log)))
-    return Trajectory(
+    return trajectory_with(
         trajectory_id=str(number),
         group_id=number // GROUP,
         task=Task(tag="a", split="train", index=number // GROUP),
-        seed=0,
-        outcome=Outcome.TERMINATED,
-        success=True,
         turns=turns,
         tokens=log.arrays(),
         started_at=start,
@@ -96,7 +94,7 @@ def test_the_other_times_are_those_of_the_steps() -> None:
     assert timings.train.seconds(250.0 * GROUP * 2.5, 2) == pytest.approx(10.0)
     assert timings.train.seconds(250.0 * GROUP * 2.5, 4) == pytest.approx(5.0)
     assert found.step_s == pytest.approx(100.0)
-    assert found.workload.episodes.rejects(0) is not None
+    assert dropped_groups(found.workload.episodes, 0) is not None
 
 
 def test_the_time_in_which_a_run_was_dead_is_no_part_of_a_step() -> None:
