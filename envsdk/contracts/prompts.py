@@ -63,9 +63,18 @@ class TagPrompts:
     env_config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Its arguments."""
 
-    def messages(self, turns: Sequence[Turn]) -> list[Message]:
-        """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return conversation(turns, self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
+        """The conversation as the policy saw and wrote it, from the system prompt to the last reply.
+
+        `numbers`: which turns of the episode they are; absent, the first ones.
+        """
+        return conversation(
+            turns,
+            self.prompts,
+            max_turns=self.max_turns,
+            max_new_tokens=self.max_new_tokens,
+            numbers=numbers,
+        )
 
 
 def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
@@ -91,13 +100,15 @@ def conversation(
     max_turns: int,
     max_new_tokens: int,
     history: Sequence[Message] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Message]:
     """Turns as chat messages; no system message when the tag has no system prompt.
 
     `history` are messages before the first user message; absent, those that the first turn's details name.
+    `numbers`: which turns of the episode they are; absent, the first ones.
     """
     messages = opening(prompts.system, own_history(turns) if history is None else history)
-    for index, turn in enumerate(turns):
+    for index, turn in zip(numbers or range(len(turns)), turns, strict=True):
         user = prompts.user(
             observation=turn.observation,
             turn_index=index,
