@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from envsdk.base.display.scores import failed_kinds, too_many_failed
+from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 
@@ -78,6 +79,10 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/zero_variance_groups_share": _mean(map(_has_no_variance, batch.groups)),
         "waste/tokens": float(batch.discarded_tokens),
     }
+    segments = [trajectory.segments() for trajectory in played]
+    if any(len(each) > 1 for each in segments):
+        metrics["rollout/num_segments_mean"] = _mean(map(len, segments))
+        metrics["rollout/merged_share"] = _merged_share(segments)
     if batch.depth is not None:
         metrics["rollout/depth"] = batch.depth
     metrics |= _turn_metrics(played)
@@ -154,6 +159,13 @@ def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
             for name, value in turn.metrics.items():
                 values[name].append(value)
     return {f"env/{name}": _mean(found) for name, found in sorted(values.items())}
+
+
+def _merged_share(segments: Sequence[Sequence[Segment]]) -> float:
+    """Of the tokens of all segments, the share that other segments have too and that stands once."""
+    flat = [segment for each in segments for segment in each if segment.tokens is not None]
+    num_tokens = sum(len(segment.tokens or ()) for segment in flat)
+    return sum(segment.num_given_tokens for segment in flat) / max(1, num_tokens)
 
 
 def _has_no_variance(group: Sequence[Trajectory]) -> bool:
