@@ -51,9 +51,9 @@ class TagRecord:
             env_manager=value.get("env_manager_cls"),
         )
 
-    def messages(self, turns: Sequence[Turn]) -> list[Message]:
-        """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return self.shown.messages(turns)
+    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
+        """The conversation as the policy saw and wrote it; see `TagPrompts.messages`."""
+        return self.shown.messages(turns, numbers)
 
     @property
     def shown(self) -> TagPrompts:
