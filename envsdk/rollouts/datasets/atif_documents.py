@@ -4,10 +4,10 @@
     trajectory = from_document(document)                    # the same trajectory
 
 A document has a step per system prompt and user message, and one per reply: the agent's. What the environment
-answered is the `observation` of the agent's step. The last of several segments is the document, the others are
+answered is the `observation` of the agent's step. The last of several segments is the document, and the others
 its `subagent_trajectories`; turns of another segment are copied context. What ATIF has no field for stands in
-`extra`, so that a trajectory of ours comes back as it was. Documents of others are read as far as they go; see
-`from_document`.
+`extra`, so that a trajectory of ours comes back as it was. Documents of others are read as far as they go;
+see `from_document`.
 
 Specification: RFC 0001 of harbor-framework/harbor, version 1.7 (April 2026). Version 1.8 adds audio alone.
 """
