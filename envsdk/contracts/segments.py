@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
     """One line of an episode, from its beginning to a reply that nothing follows."""
 
@@ -81,35 +81,38 @@ def prompt_lengths(turns: Sequence[Turn]) -> list[int]:
 
 
 def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segment]:
-    """The segments of an episode, in the order in which their last turns ended."""
+    """The segments of an episode, in the order in which they begin.
+
+    The first turn that follows another one continues its segment, a later one begins a segment of its own.
+    """
     if all(turn.follows is None for turn in turns):
         return [Segment(turns=turns, numbers=range(len(turns)), tokens=tokens)]
-    before = followed(turns)
-    has_next = set(before)
+    before, continued, owners = followed(turns), {-1}, list[int]()
+    own_turns: list[list[int]] = []
+    for number, earlier in enumerate(before):
+        if earlier in continued:
+            owners.append(len(own_turns))
+            own_turns.append([])
+        else:
+            owners.append(owners[earlier])
+            continued.add(earlier)
+        own_turns[owners[-1]].append(number)
     ends = [0, *(turn.response_end for turn in turns)]
     chunks = [np.arange(start, end) for start, end in pairwise(ends)]
-    owners: dict[int, int] = {}
-    segments: list[Segment] = []
-    for leaf in range(len(turns)):
-        if leaf in has_next:
-            continue
-        path = [leaf]
-        while (number := before[path[-1]]) >= 0:
-            path.append(number)
-        path.reverse()
-        num_given = next(place for place, number in enumerate(path) if number not in owners)
-        owners.update(dict.fromkeys(path[num_given:], len(segments)))
-        segments.append(
-            _segment(
-                turns,
-                tokens,
-                path,
-                [chunks[number] for number in path],
-                num_given=num_given,
-                parent=owners[path[num_given - 1]] if num_given else None,
-            )
-        )
+    segments = []
+    for own in own_turns:
+        path, number = list[int](), before[own[0]]
+        parent = owners[number] if number >= 0 else None
+        while number >= 0:
+            path.insert(0, number)
+            number = before[number]
+        segments.append(_segment(turns, tokens, [*path, *own], chunks, num_given=len(path), parent=parent))
     return segments
+
+
+def last_segment(segments: Sequence[Segment]) -> Segment:
+    """The one with the episode's last reply."""
+    return max(segments, key=lambda segment: max(segment.numbers, default=-1))
 
 
 def _segment(
@@ -121,7 +124,7 @@ def _segment(
     num_given: int,
     parent: int | None,
 ) -> Segment:
-    ends = np.cumsum([len(chunk) for chunk in chunks]).tolist()
+    ends = np.cumsum([len(chunks[number]) for number in path]).tolist()
     placed = [
         replace(
             turns[number],
@@ -132,7 +135,7 @@ def _segment(
         for number, end in zip(path, ends, strict=True)
     ]
     num_given_tokens = ends[num_given - 1] if num_given else 0
-    positions = None if tokens is None else np.concatenate(chunks)
+    positions = None if tokens is None else np.concatenate([chunks[number] for number in path])
     return Segment(
         turns=placed,
         numbers=path,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from envsdk.contracts.failures import ConfigurationError, Failure
 from envsdk.contracts.prompts import Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
-from envsdk.contracts.segments import Segment, segments_of
+from envsdk.contracts.segments import Segment, last_segment, segments_of
 
 NO_VERSION = -1
 """Version of a token that no policy sampled."""
@@ -278,7 +278,7 @@ class Trajectory:
                 "envsdk.Trajectories.from_folder, or set `shown` by dataclasses.replace(trajectory, "
                 "shown=envsdk.contracts.prompts.TagPrompts(...))"
             )
-        segment = segment or self.segments()[-1]
+        segment = segment or last_segment(self.segments())
         return self.shown.messages(segment.turns, segment.numbers)
 
 

@@ -16,7 +16,7 @@ from envsdk.algorithms.kl import adapted_kl_coef
 from envsdk.algorithms.masks import masked
 from envsdk.algorithms.rewards import mean_kl
 from envsdk.contracts.failures import TrainerError
-from envsdk.contracts.segments import Segment
+from envsdk.contracts.segments import Segment, last_segment
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
 
@@ -195,12 +195,12 @@ def _of_trajectory(
 ) -> NDArray[np.float32] | None:
     """The scores of a trajectory's tokens, each on its own path, from those of its segments.
 
-    Where there is one for the end, it is that of the last segment, which ends with the last reply.
+    Where there is one for the end, it is that of the segment with the last reply.
     """
     if arrays is None or trajectory.tokens is None or len(parts) == 1:
         return _at(arrays, start)
-    num_tokens, last = len(trajectory.tokens), parts[-1].tokens
-    after_end = arrays[start + len(parts) - 1][0 if last is None else len(last) :]
+    num_tokens, last = len(trajectory.tokens), last_segment(parts)
+    after_end = arrays[start + parts.index(last)][len(last.tokens or ()) :]
     flat = np.zeros(num_tokens + len(after_end), np.float32)
     for place, segment in enumerate(parts):
         if segment.positions is not None:

@@ -177,9 +177,9 @@ async def test_every_conversation_of_an_agent_is_a_segment_of_one_episode() -> N
 async def test_an_agent_that_starts_another_one_learns_from_both() -> None:
     (trajectory,) = await play(lake_agents.Delegating, setup(env_config={"num_turns": 2}))
     assert [turn.follows for turn in trajectory.turns] == [None, -1, None, 0, 1]
-    helper, main, other = trajectory.segments()
-    assert (helper.numbers, main.numbers, other.numbers) == ([1, 2], [0, 3], [1, 4])
-    assert (helper.parent, main.parent, other.parent, other.num_given_turns) == (None, None, 0, 1)
+    main, helper, other = trajectory.segments()
+    assert (main.numbers, helper.numbers, other.numbers) == ([0, 3], [1, 2], [1, 4])
+    assert (main.parent, helper.parent, other.parent, other.num_given_turns) == (None, None, 1, 1)
     assert sum(turn.reward for turn in main.turns) == trajectory.total_reward
     batch = prepare_batch(AlgorithmArgs(adv_estimator="reinforce"), 0, learnable([trajectory]), ModelScores())
     learned = sum(int(sequence.response_mask.sum()) for sequence in batch.batch.sequences)

@@ -4,10 +4,10 @@
     trajectory = from_document(document)                    # the same trajectory
 
 A document has a step per system prompt and user message, and one per reply: the agent's. What the environment
-answered is the `observation` of the agent's step. The last of several segments is the document, and the others
-its `subagent_trajectories`; turns of another segment are copied context. What ATIF has no field for stands in
-`extra`, so that a trajectory of ours comes back as it was. Documents of others are read as far as they go;
-see `from_document`.
+answered is the `observation` of the agent's step. The segment with the last reply is the document, others are
+its `subagent_trajectories`; turns that another segment has are copied context. What ATIF has no field for
+stands in `extra`, so that a trajectory of ours comes back as it was. Documents of others are read as far as
+they go; see `from_document`.
 
 Specification: RFC 0001 of harbor-framework/harbor, version 1.7 (April 2026). Version 1.8 adds audio alone.
 """
@@ -29,7 +29,7 @@ from envsdk import __version__
 from envsdk.base.store.trajectories import to_record_batch
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
-from envsdk.contracts.segments import Segment, prompt_lengths
+from envsdk.contracts.segments import Segment, last_segment, prompt_lengths
 from envsdk.contracts.trajectory import (
     FinishReason,
     Outcome,
@@ -61,8 +61,10 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         model: Name of the model behind it, if there is one.
     """
     segments = trajectory.segments()
+    last = last_segment(segments)
+    segments = [last, *(segment for segment in segments if segment is not last)]
     lines = [_steps_of(trajectory, segment) for segment in segments]
-    steps = lines[-1]
+    steps = lines[0]
     if steps:
         steps[0]["timestamp"], steps[-1]["timestamp"] = map(
             _time, (trajectory.started_at, trajectory.ended_at)
@@ -105,7 +107,7 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
             "steps": line,
             "final_metrics": {"total_steps": len(line), **_totals(_own_replies(line))},
         }
-        for place, line in enumerate([steps, *lines[:-1]])
+        for place, line in enumerate(lines)
     ]
     extra = {
         "reward": _json_reward(trajectory.total_reward),

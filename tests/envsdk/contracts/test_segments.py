@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
-from envsdk.contracts.segments import prompt_lengths
+from envsdk.contracts.segments import last_segment, prompt_lengths
 from envsdk.contracts.trajectory import NO_VERSION, Turn
 from tests.envsdk.contracts.trees import Node, path_ids, planted, trees
 
@@ -30,9 +30,12 @@ def test_each_sampled_token_is_trained_in_exactly_one_segment_on_the_path_it_was
     episode = planted(nodes)
     assert episode.tokens is not None
     trained: Counter[int] = Counter()
-    leaves = [n for n in range(len(nodes)) if n not in {node.before(i) for i, node in enumerate(nodes)}]
+    leaves = {n for n in range(len(nodes)) if n not in {node.before(i) for i, node in enumerate(nodes)}}
     segments = episode.segments()
-    assert [segment.numbers[-1] for segment in segments] == leaves
+    assert {segment.numbers[-1] for segment in segments} == leaves
+    begins = [segment.numbers[segment.num_given_turns] for segment in segments]
+    assert begins == sorted(begins)
+    assert last_segment(segments).numbers[-1] == len(nodes) - 1
     for place, segment in enumerate(segments):
         tokens = segment.tokens
         assert tokens is not None
@@ -88,7 +91,7 @@ def test_an_episode_without_tokens_has_segments_too() -> None:
         )
 
     episode = replace(planted(BRANCHED), turns=(turn("a", None), turn("b", -1), turn("c", 0)), tokens=None)
-    assert [[each.reply for each in segment.turns] for segment in episode.segments()] == [["b"], ["a", "c"]]
+    assert [[each.reply for each in segment.turns] for segment in episode.segments()] == [["a", "c"], ["b"]]
 
 
 def test_the_messages_of_a_segment_are_those_of_its_turns_with_their_numbers_in_the_episode() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envsdk.contracts.segments import last_segment
 from envsdk.contracts.trajectory import NO_VERSION, FinishReason, VersionSpan
 from envsdk.engines.endpoint.answering import Answerer, Prompt
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
@@ -145,7 +146,7 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
     assert learned == Counter(
         {reply.number: len(reply.token_ids) for reply in session.record.replies if reply.token_ids}
     )
-    last = segments[-1].tokens
+    last = last_segment(segments).tokens
     assert last is not None
     assert last.ids.tolist() == seen[session.record.replies[-1].number]
 
