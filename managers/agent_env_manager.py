@@ -85,6 +85,11 @@ class AgentEnvManager(TrajEnvManager):
         super().__init__(**kwargs)
         if not isinstance(self._policy, EnginePolicy):
             raise ConfigurationError(f"{type(self).__name__} needs a policy that asks an engine")
+        if self._setup.window or self._setup.compact_at:
+            raise ConfigurationError(
+                f"custom_envs.{self._setup.tag}.context: {type(self).__name__} runs an agent, which decides "
+                "by itself what its prompts show: leave `context` out"
+            )
         self._engine_policy = self._policy
         self._endpoint: Endpoint | None = None
 
@@ -130,6 +135,7 @@ class AgentEnvManager(TrajEnvManager):
                 structure=policy.structure,
                 is_fixed=True,
                 seed=order.policy_seed,
+                max_session_tokens=self._setup.max_episode_tokens,
             ),
         )
         env = _LeasedEnvironment(self._host, self._setup, session)

@@ -13,7 +13,7 @@ An episode whose turns follow one another is one segment, which is the episode i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -113,6 +113,14 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
 def last_segment(segments: Sequence[Segment]) -> Segment:
     """The one with the episode's last reply."""
     return max(segments, key=lambda segment: max(segment.numbers, default=-1))
+
+
+def num_given_replies(messages: Sequence[Mapping[str, str]], segment: Segment) -> int:
+    """How many of the assistant's first messages in a segment's conversation are another segment's own."""
+    if segment.parent is None and segment.numbers[0] == 0:
+        return 0
+    num_replies = sum(message["role"] == "assistant" for message in messages)
+    return num_replies - len(segment.turns) + segment.num_given_turns
 
 
 def _segment(

@@ -141,6 +141,13 @@ class TokenLog:
         self._logprobs += given_logprobs
         self._versions += versions
 
+    def extend(self, other: TokenLog, start: int) -> None:
+        """Append the tokens of another log from `start` on."""
+        self._ids += other._ids[start:]
+        self._mask += other._mask[start:]
+        self._logprobs += other._logprobs[start:]
+        self._versions += other._versions[start:]
+
     def arrays(self) -> TokenArrays:
         """A copy of the log as arrays."""
         return TokenArrays(
@@ -192,7 +199,7 @@ class Turn:
     """The turn whose tokens its prompt begins with, and all before them: an index into `Trajectory.turns`, -1
     where it begins a line of its own. None: the turn before it."""
     role: str = ""
-    """Who replied, where an episode has several players or agents."""
+    """Who replied, where an episode has several agents; `summary` for a summary of the line so far."""
 
 
 class Outcome(StrEnum):
@@ -279,7 +286,7 @@ class Trajectory:
                 "shown=envsdk.contracts.prompts.TagPrompts(...))"
             )
         segment = segment or last_segment(self.segments())
-        return self.shown.messages(segment.turns, segment.numbers)
+        return self.shown.messages(self.turns, segment.numbers)
 
 
 Record = TypeVar("Record")

@@ -235,6 +235,13 @@ class Answerer:
         if outside is not None:
             raise invalid("logit_bias", f"token id {outside} is outside [0, {self.chat.vocab_size})")
         try:
+            if session is not None and 0 < rules.max_session_tokens <= session.record.num_tokens:
+                raise ContextFull(
+                    f"the {session.record.num_tokens} of this episode",
+                    num_prompt_tokens=len(prompt.ids),
+                    longest_reply=1,
+                    sequence_length=rules.max_session_tokens,
+                )
             return sampling_params(
                 fields,
                 rules,

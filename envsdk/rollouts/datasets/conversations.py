@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import Message
+from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Outcome
 from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset
 from envsdk.rollouts.datasets.selection import EpisodeFilters
@@ -98,11 +99,9 @@ def _of_dataset(dataset: DataSet, filters: EpisodeFilters) -> Iterator[Conversat
             segments = trajectory.segments()
             beginning = trajectory.to_messages(segments[0])
             for segment in segments:
-                yield Conversation(
-                    messages=trajectory.to_messages(segment),
-                    num_given_replies=segment.num_given_turns,
-                    beginning=beginning,
-                )
+                messages = trajectory.to_messages(segment)
+                num_given = num_given_replies(messages, segment)
+                yield Conversation(messages=messages, num_given_replies=num_given, beginning=beginning)
 
 
 def _of_file(path: Path) -> Iterator[Conversation]:

@@ -34,6 +34,7 @@ from envsdk.base.store.atomic import fsync_folder, storage_error
 from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, StorageError
+from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.reading import DataSet, TagRecord
 
@@ -142,15 +143,16 @@ class Messages(RowFormat):
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             return
         for segment in trajectory.segments():
+            messages = tag.messages(trajectory.turns, segment.numbers)
             yield {
-                "messages": tag.messages(segment.turns, segment.numbers),
+                "messages": messages,
                 "tag": trajectory.task.tag,
                 "split": trajectory.task.split,
                 "index": trajectory.task.index,
                 "seed": trajectory.seed,
                 "success": trajectory.success,
                 "reward": trajectory.total_reward,
-                "num_given_replies": segment.num_given_turns,
+                "num_given_replies": num_given_replies(messages, segment),
             }
 
 
