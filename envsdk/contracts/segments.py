@@ -53,7 +53,7 @@ class Segment:
         return self.turns[-1].role if self.turns else ""
 
     def take(self, values: NDArray[Number]) -> NDArray[Number]:
-        """Of values of the episode's tokens, those of the segment's, 0 where an earlier segment has them."""
+        """Those of the episode's tokens `[T]` that the segment has; 0 where it is given."""
         if self.positions is None:
             return values
         taken = values[self.positions]

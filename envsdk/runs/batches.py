@@ -89,7 +89,7 @@ def prepare_batch(
 ) -> PreparedBatch:
     """Advantages for `learnable` trajectories, in their order; `scores` are in the order of `segments_of`.
 
-    Advantages are of a trajectory: its turns are in the order of time, whichever segment they are in.
+    Advantages are of a trajectory: the turns of all its segments count in the order of time.
     Trajectories that `max_len_mask` and the other masks leave out are not in the batch.
     `kl_coef` is the present weight of the KL penalty: `init_kl_coef` at the start of a run.
     """

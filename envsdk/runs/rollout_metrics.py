@@ -162,7 +162,7 @@ def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _merged_share(segments: Sequence[Sequence[Segment]]) -> float:
-    """Of the tokens of all segments, the share that other segments have too and that stands once."""
+    """The share of the segments' tokens that another one has as well, so that they are computed once."""
     flat = [segment for each in segments for segment in each if segment.tokens is not None]
     num_tokens = sum(len(segment.tokens or ()) for segment in flat)
     return sum(segment.num_given_tokens for segment in flat) / max(1, num_tokens)

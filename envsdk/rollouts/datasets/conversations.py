@@ -38,7 +38,7 @@ class Conversation:
     num_given_replies: int = 0
     """How many of the assistant's first messages an earlier conversation has: they are not learned here."""
     beginning: Sequence[Message] | None = None
-    """Of the episode's first segment; None: the same."""
+    """The episode's first conversation; None: this one."""
 
     @property
     def task(self) -> str:
