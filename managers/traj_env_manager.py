@@ -197,7 +197,8 @@ class TrajEnvManager:
                 return
             episode.final_observation = observation
             state_hash = await host.state_hash() if setup.with_state_hashes else None
-            if 0 < setup.compact_at <= len(episode.line) and episode.line_turns:
+            is_long = 0 < setup.compact_at <= len(episode.line)
+            if is_long and len(episode.turns) > episode.line_start:
                 asked = setup.compact_prompt
                 reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, role=SUMMARY)
                 episode.add_turn(asked, reply, 0.0, {}, state_hash, generate_s=generate_s, role=SUMMARY)
@@ -246,7 +247,8 @@ class TrajEnvManager:
             session_id=episode.trajectory_id,
             prompt_group=None if turn_index else order.group_id,
             tools=episode.tools,
-            turns=episode.line_turns,
+            turns=episode.turns,
+            line_start=episode.line_start,
             history=[*episode.history, *episode.carried] if episode.carried else episode.history,
         )
         before = time.perf_counter()
@@ -310,7 +312,7 @@ class _Episode:
     """Messages before the first observation."""
     carried: Sequence[Message] = ()
     """Turns of earlier lines that the present one shows again."""
-    _first: int = 0
+    line_start: int = 0
     """The present line's first turn."""
     _num_copied: int = 0
     """How many of a later line's tokens are in `log`."""
@@ -327,15 +329,10 @@ class _Episode:
         self.trajectory_id = f"{self.order.task.split}-{self.order.lease_id}"
         self.line = self.log
 
-    @property
-    def line_turns(self) -> Sequence[Turn]:
-        """Turns of the present line so far."""
-        return self.turns[self._first :] if self._first else self.turns
-
     def begin_line(self, shown: TagPrompts) -> None:
         """The next turn begins a line, whose prompt shows of the turns before what `shown` says."""
-        self._first, self._num_copied, self.line = len(self.turns), 0, TokenLog()
-        self.carried = shown.spoken(self.turns, shown.carried(self.turns, self._first))
+        self.line_start, self._num_copied, self.line = len(self.turns), 0, TokenLog()
+        self.carried = shown.spoken(self.turns, shown.carried(self.turns, self.line_start))
 
     def _place(self) -> int:
         """Take over what is new in the line. Returns how far behind its places its tokens stand in `log`."""
@@ -372,7 +369,7 @@ class _Episode:
                 details=info.get("details"),
                 generate_s=generate_s,
                 env_s=env_s,
-                follows=-1 if self._first == len(self.turns) > 0 else None,
+                follows=-1 if self.line_start == len(self.turns) > 0 else None,
                 role=role,
             )
         )

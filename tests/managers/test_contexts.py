@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from envsdk.collect import collect
+from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.prompts import SUMMARY
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.replay import replay
 from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.rollouts.datasets.reading import open_dataset
+from envsdk.rollouts.play.own_policies import messages_of
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.managers import lake_agents
 from tests.managers.test_agent_env_manager import CHAT, REPLIES, play, setup
+from tests.managers.test_traj_env_manager import play as play_with
 
 WHOLE = {"reply": REPLIES[:3]}
 """Replies that end with the token that ends a turn, as templates write them."""
@@ -87,6 +90,28 @@ async def test_a_summary_is_asked_for_at_the_mark_and_begins_the_next_segment() 
     # The number of the step, not of the turn.
     step = sum(turn.role != SUMMARY for turn in before[0].turns)
     assert second[3]["content"].startswith(f"{step + 1} of {10 - step}:")
+
+
+class Reader(Policy):
+    """Replies with what a chat endpoint is sent, and with the number of turns that there were."""
+
+    name = "reader"
+
+    def __init__(self, tag_setup: TagSetup) -> None:
+        self._setup = tag_setup
+
+    async def act(self, turn: TurnContext) -> Reply:
+        contents = [each["content"] for each in messages_of(turn, self._setup)]
+        return Reply(text=f"{len(turn.turns)}|" + "|".join(each.split(" turn ")[-1] for each in contents[1:]))
+
+
+async def test_a_policy_that_writes_text_is_shown_the_window_too_and_knows_every_turn() -> None:
+    tag_setup = setup(env_config={"num_turns": 4}, window=2)
+    (trajectory,) = await play_with(tag_setup, Reader(tag_setup))
+    replies = [turn.reply for turn in trajectory.turns]
+    assert replies[0] == "0|0"
+    for turn in range(1, 4):
+        assert replies[turn] == f"{turn}|{turn - 1}|{replies[turn - 1]}|{turn}"
 
 
 async def test_what_does_not_fit_one_sequence_is_played_to_its_end_with_a_window_or_summaries() -> None:

@@ -1,4 +1,4 @@
-"""A real run whose prompts show a part of the episode: each segment is trained on what its engine was shown."""
+"""A real run whose prompts show a part of the episode: what is trained is what the engine was shown."""
 
 from __future__ import annotations
 

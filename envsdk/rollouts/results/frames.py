@@ -47,6 +47,8 @@ _TURN: Sequence[tuple[str, pa.DataType, Callable[[Turn], Any]]] = (
     ("finish_reason", pa.string(), lambda turn: turn.finish_reason.value),
     ("response_start", pa.int64(), lambda turn: turn.response_start),
     ("response_end", pa.int64(), lambda turn: turn.response_end),
+    ("follows", pa.int64(), lambda turn: turn.follows),
+    ("role", pa.string(), lambda turn: turn.role),
 )
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _ROWS = pa.schema(
