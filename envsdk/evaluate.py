@@ -25,6 +25,7 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.options import Argument, Option
 from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.contracts.trajectory import Trajectory
@@ -104,24 +105,26 @@ class CommandOptions(EvaluateOptions):
     """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
     absent. Repeat the option to compare models on the same tasks."""
 
-    def asked(self) -> list[tuple[EvaluateOptions, EvalSpec | None]]:
-        """Each evaluation under each model. ConfigurationError names the first that cannot be played."""
+    def asked(self) -> tuple[list[tuple[EvaluateOptions, EvalSpec | None]], list[str]]:
+        """Each evaluation under each model, and which rows are not asked. ConfigurationError names the first
+        that cannot be played."""
         own = self.model_fields_set & EvaluateOptions.model_fields.keys() - {"out"}
         values = {name: getattr(self, name) for name in own}
         values["overrides"] = tuple(each for each in self.names if "=" in each)
         found: list[tuple[EvaluateOptions, EvalSpec | None]] = []
+        notes: list[str] = []
         for name in (each for each in self.names if "=" not in each):
             options = EvaluateOptions.of(**values | {"source": name})
             specs: Sequence[EvalSpec | None] = evaluations_named(name, reward=self.reward)
             for spec in specs or (None,):
-                evaluation.source_of_evaluation(options, spec)
+                notes += prompt_notes(evaluation.source_of_evaluation(options, spec).config)
                 models = [options.model_copy(update={"model": model}) for model in self.models]
                 found += [(each, spec) for each in models or [options]]
         if not found:
             raise ConfigurationError("name an evaluation, an environment or a YAML file; see --list")
         for model in self.models:
             find_model_folder(model)
-        return found
+        return found, notes
 
 
 def command(options: CommandOptions) -> None:
@@ -134,7 +137,9 @@ def command(options: CommandOptions) -> None:
     if options.list_all:
         _list(options.names)
         return
-    asked = options.asked()
+    asked, notes = options.asked()
+    for note in notes:
+        say(f"note: {note}", err=True)
     json_file = options.json_file
     if json_file is not None:
         # An evaluation may take long: that its result cannot be written should be known before.
@@ -171,6 +176,7 @@ def _play(options: EvaluateOptions, spec: EvalSpec | None, out: Path | None, *, 
             command=canonical_command("eval" if sys.argv[1:2] == ["eval"] else "evaluate", sys.argv),
             supervised=True,
             on_start=progress.start,
+            on_turns=progress.turns,
             on_played=lambda trajectory: progress.played(
                 1, int(trajectory.success), int(trajectory.failure is not None)
             ),

@@ -56,6 +56,7 @@ def command(options: ServeOptions) -> None:
     Clients need the token: from the environment variable ENVSDK_ENDPOINT_TOKEN, or made up and shown once.
     """
     try:
+        from envsdk.base.net.web_server import check_address
         from envsdk.engines.endpoint.sampling import SamplingRules
         from envsdk.engines.endpoint.server import EndpointConfig
     except ModuleNotFoundError as error:
@@ -65,6 +66,7 @@ def command(options: ServeOptions) -> None:
     from envsdk.rollouts.play.model_server import find_model, given_token
 
     token = given_token()
+    check_address(options.host, options.port)
     model = find_model(options.source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
     is_fixed, generating = options.fixed_sampling, model.generating
     config = EndpointConfig(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
-
-if TYPE_CHECKING:
-    from envsdk.config import RunConfig
 
 
 class TrainOptions(Options):
@@ -39,29 +36,15 @@ def command(options: TrainOptions) -> None:
         say(explain_config(loaded))
         return
 
-    from envsdk.base.settings.extras import require
+    from envsdk.config.start_checks import check_packages
 
-    require("this run", *_needed_modules(loaded.config))
+    check_packages(loaded.config)
 
     from envsdk.explorers.start import run
 
     if loaded.preset_notes:
         say("\n".join([f"preset {options.preset}:", *(f"- {note}" for note in loaded.preset_notes)]))
     run(loaded)
-
-
-def _needed_modules(config: RunConfig) -> list[str]:
-    """What every run needs, and what the settings of its engine, its trainer and its trackers declare."""
-    from envsdk.config.plugins import settings_model
-    from envsdk.tracking import load_tracker
-
-    plugins = [
-        settings_model("engines", config.actor_infer.strategy_args.strategy_name, "strategy_config"),
-        settings_model("trainers", config.actor_train.strategy_args.strategy_name, "strategy_config"),
-        *map(load_tracker, config.trackers),
-    ]
-    more = {module for plugin in plugins for module in getattr(plugin, "needs", ())}
-    return ["ray", "torch", "transformers", "safetensors", *sorted(more)]
 
 
 app, main = command_of(TrainOptions, command, name="envsdk train")

@@ -21,6 +21,7 @@ from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch, Tree
+from envsdk.trainers.torch_optimizer import dither_of
 from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
 
 if TYPE_CHECKING:
@@ -126,14 +127,18 @@ class CausalLM:
         nats in the mean. Between the grid's points, a share of the weights in proportion to the update moves
         on (dither). An adapter's weights are on no grid.
         """
-        if self.dtype is torch.float32 or self.lora is not None:
+        if self.saved_dtype == "float32":
             return
         generator = torch.Generator().manual_seed(seed)
         for weight in self.model.parameters():
             if weight.ndim > 1:
-                step = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
-                step *= (weight == weight.bfloat16()) & (weight != 0)
-                weight += step * (torch.rand(weight.shape, generator=generator).to(weight.device) - 0.5)
+                weight += dither_of(weight, generator)
+
+    @property
+    def saved_dtype(self) -> str:
+        """The type that a saved model is to be computed in. Rounding to bfloat16 is harmless after `dither`
+        alone: not to a merged adapter."""
+        return "bfloat16" if self.dtype is torch.bfloat16 and self.lora is None else "float32"
 
     @property
     def vocab_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,14 +24,21 @@ TOKENIZER_FILES = (
 )
 
 
-def write_pretrained(folder: Path, *, model: Any, state: Mapping[str, Tensor], source: Path) -> None:
+def write_pretrained(
+    folder: Path, *, model: Any, state: Mapping[str, Tensor], source: Path, dtype: str
+) -> None:
     """`model` gives the config, `state` the weights, the folder `source` the tokenizer files to copy.
 
-    StorageError names what could not be written.
+    The config names `dtype`, the type to compute in: weights may be stored in more bits, as rounding would
+    take back what was learned. StorageError names what could not be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder, state_dict=state)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for section in (config, config.get("text_config") or {}):
+            section["dtype"] = dtype
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for pattern in TOKENIZER_FILES:
             for file in sorted(source.glob(pattern)):
                 if file.is_file() and file.resolve().parent != folder.resolve():

@@ -28,6 +28,13 @@ def learning_rate_at(step: int, args: TrainingArgs) -> float:
     return args.learning_rate * (args.min_lr_ratio + (1 - args.min_lr_ratio) * share)
 
 
+def dither_of(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Up to half of the way from each bfloat16 number in a float32 `weight` to the next one, at random."""
+    step = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+    step *= (weight == weight.bfloat16()) & (weight != 0)
+    return step * (torch.rand(weight.shape, generator=generator).to(weight.device) - 0.5)
+
+
 class Optimizer:
     """AdamW over named parameters: accumulate -> step -> accumulate ...
 

@@ -157,7 +157,8 @@ class TorchTrainer(PolicyTrainer):
         self._write_pretrained(folder, dict(self._without_adapter(self.model.model.state_dict().items())))
 
     def _write_pretrained(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        write_pretrained(folder, model=self.model.model, state=state, source=self.config.model)
+        model, dtype = self.model.model, self.model.saved_dtype
+        write_pretrained(folder, model=model, state=state, source=self.config.model, dtype=dtype)
 
     def _optimizer_step(self) -> tuple[float, float]:
         return self._optimizer.step()

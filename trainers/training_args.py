@@ -87,6 +87,11 @@ class TransformersArgs(StrictSettings):
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Modules of optional packages that a run with these settings needs."""
+        return () if self.lora is None else ("peft",)
+
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)

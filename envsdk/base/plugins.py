@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from envsdk.base.settings.extras import missing_package
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import ConfigurationError
 
@@ -48,7 +49,8 @@ def load_object(dotted_name: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
             # The module exists and misses something itself, such as a package that is not installed.
-            raise ConfigurationError(str(error)) from error
+            missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+            raise ConfigurationError(missing or str(error)) from error
         raise ConfigurationError(
             f"{dotted_name!r} cannot be loaded (package.module:attribute is expected): {error}"
         ) from error

@@ -17,6 +17,7 @@ from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_d
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
+from envsdk.config.machine_checks import total_memory
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import (
     ChoosesAttention,
@@ -230,7 +231,8 @@ def _ranks(role: TrainerRole) -> str:
 
 
 def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What each role takes of a device, where the model's folder and the role's plug-in say so."""
+    """What each role takes of a device, where the model's folder and the role's plug-in say so; and what is
+    taken of this machine's main memory."""
     if config.pretrain == EMBEDDED_DEFAULT:
         return
     try:
@@ -244,24 +246,34 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     trains, samples = config.mode in ("both", "train"), config.mode != "train"
     train, infer = config.actor_train, config.actor_infer
     trainer = _settings(train, "trainers")
+    taken = 0.0
     if trains and isinstance(trainer, EstimatesTraining):
         args = settings_model("trainers", train.strategy_args.strategy_name, "training_args")
         given = args.model_validate(dict(train.training_args)).model_dump() if args is not None else {}
         num_tokens = max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length)
         memory = trainer.training_memory(model, num_ranks=train.num_ranks, num_tokens=num_tokens)
-        yield "memory of actor_train", _sum(memory)
+        taken += _on_cpu(trainer, memory)
+        yield "memory of actor_train", _sum(trainer, memory)
     if trains and config.needs_reference:
         reference = _settings(config.reference, "trainers")
         if isinstance(reference, EstimatesTraining):
             frozen = reference.frozen_memory(model, num_ranks=config.reference.num_ranks)
-            yield "memory of reference", _sum(frozen)
+            taken += _on_cpu(reference, frozen)
+            yield "memory of reference", _sum(reference, frozen)
     engine = _settings(infer, "engines")
     if samples and isinstance(engine, EstimatesSampling):
         sampling = engine.sampling_memory(
             model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
         )
         if sampling:
-            yield "memory of actor_infer", _sum(sampling)
+            taken += infer.num_engines * _on_cpu(engine, sampling)
+            each = " for each engine" if infer.num_engines > 1 else ""
+            yield "memory of actor_infer", _sum(engine, sampling, each)
+    if taken and config.ray.address is None:
+        there = total_memory()
+        of = "more than" if taken > there else "of"
+        machine = f"the {_gib(there)} GiB of this machine; environments and Ray take more"
+        yield "main memory", f"about {_gib(taken)} GiB for models, {of} {machine}"
 
 
 def _settings(role: Role, kind: str) -> BaseModel | None:
@@ -270,9 +282,15 @@ def _settings(role: Role, kind: str) -> BaseModel | None:
     return None if model is None else model.model_validate(dict(role.settings))
 
 
-def _sum(memory: Memory) -> str:
+def _on_cpu(settings: object, memory: Memory) -> float:
+    """Bytes of main memory; 0 unless the role's settings name the CPU as its device."""
+    return sum(memory.values()) if getattr(settings, "device", "") == "cpu" else 0.0
+
+
+def _sum(settings: object, memory: Memory, each: str = "") -> str:
     parts = "; ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in memory.items())
-    return f"about {_gib(sum(memory.values()))} GiB of each device: {parts}"
+    where = f"of main memory{each}" if _on_cpu(settings, memory) else "of each device"
+    return f"about {_gib(sum(memory.values()))} GiB {where}: {parts}"
 
 
 def _gib(num_bytes: float) -> str:

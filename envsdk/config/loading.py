@@ -35,6 +35,7 @@ from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
 from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, first_line
 from envsdk.config.rlvr import count_rows, expand
+from envsdk.config.start_checks import start_problems
 from envsdk.contracts.failures import ConfigurationError
 
 DEFAULT = "default"
@@ -298,6 +299,7 @@ def _validate(
         ]
         if to_explain:
             notes = [f"{dotted(problem.path)}: {problem.message}" for problem in lacking]
+            notes += start_problems(config) if not problems else ()
         else:
             problems += lacking
     if problems or config is None:

@@ -93,11 +93,16 @@ def _attention(config: RunConfig) -> Iterator[Problem]:
             yield Problem(section.also.get(key, (*section.path, key)), problem)
 
 
+def total_memory() -> int:
+    """Bytes of main memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _memory(config: RunConfig) -> Iterator[Problem]:
     """What no machine like this one could hold, however small each piece is. A cluster is not judged."""
     if config.ray.address is not None:
         return
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = total_memory()
     trajectories = (
         f"trajectories at the same time ((1 + {config.largest_depth:g}) x "
         f"rollout_batch_size={config.rollout_batch_size})"

@@ -29,6 +29,7 @@ from envsdk.base import registry
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.precision import Precision
 from envsdk.base.settings.problems import KeyPath
+from envsdk.config.env_models import CustomEnv
 from envsdk.config.models import RunConfig
 from envsdk.config.role_models import Role
 from envsdk.contracts.env import AnyTextEnv, EnvSpec, Isolation
@@ -180,6 +181,11 @@ def environment_ids() -> list[str]:
 def environment_spec(env_id: str) -> EnvSpec:
     """The spec registered under `env_id`; ConfigurationError names the nearest id when there is none."""
     return registry.spec(env_id)
+
+
+def arguments(env: CustomEnv) -> dict[str, Any]:
+    """What a tag's environments are made with: its `env_config` over the arguments of the spec."""
+    return {**registry.spec(env.env_type).kwargs, **env.env_config}
 
 
 def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:

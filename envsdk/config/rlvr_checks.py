@@ -11,6 +11,7 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.base.settings.validation import problems_in
 from envsdk.config.models import RunConfig
+from envsdk.config.plugins import arguments
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.config.rlvr_models import ValidationArgs
 from envsdk.contracts.failures import ConfigurationError
@@ -30,9 +31,9 @@ def reward_sections(config: RunConfig) -> dict[KeyPath, dict[str, Any]]:
     """The rewards of all tags that ask prompts, by the key to mend."""
     found: dict[KeyPath, dict[str, Any]] = {}
     for tag, env in config.custom_envs.items():
-        reward = env.env_config.get("reward")
+        reward = arguments(env).get("reward") if env.env_type == PROMPTS_ENV else None
         reward = {"worker_cls": reward} if isinstance(reward, str) else reward
-        if env.env_type == PROMPTS_ENV and isinstance(reward, dict):
+        if isinstance(reward, dict):
             domain = next((name for name in (tag, tag.removesuffix("_val")) if name in config.rewards), None)
             path = ("custom_envs", tag, "env_config", "reward") if domain is None else ("rewards", domain)
             found.setdefault(path, reward)

@@ -8,8 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envsdk.base.settings.problems import KeyPath, Problem, describe
+from envsdk.base.plugins import load_plugin
+from envsdk.base.settings.extras import require
+from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.base.settings.validation import problems_in
+from envsdk.config import plugins
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
 from envsdk.config.rlvr_checks import reward_sections
@@ -25,11 +28,35 @@ _MAX_SCORED = 100
 """Rows whose reference answers are looked at."""
 
 
-def check_start(config: RunConfig) -> None:
-    """Raises ConfigurationError, which lists every problem."""
+def check_start(config: RunConfig, *, source: str = "") -> None:
+    """Raises ConfigurationError, which lists every problem of `source`, or of the run's name."""
     problems = [*_prompts(config), *_rewards(config)]
     if problems:
-        raise ConfigurationError(describe(problems, source=config.exp_name, origin=lambda path: ""))
+        raise ConfigurationError(describe(problems, source=source or config.exp_name, origin=lambda path: ""))
+
+
+def check_packages(config: RunConfig) -> None:
+    """Raises ConfigurationError where something is not installed that every run needs, or that settings and
+    trackers of this one declare."""
+    settings = [
+        section.model.model_validate(dict(section.values))
+        for section in plugins.settings_sections(config)
+        if section.path[0] != "reference" or config.needs_reference
+    ]
+    declaring = [*settings, *(load_plugin(plugins.TRACKERS, name) for name in config.trackers)]
+    more = {module for each in declaring for module in getattr(each, "needs", ())}
+    if config.mode != "both":
+        more |= {"sqlalchemy", *(("starlette", "uvicorn") if config.mode == "serve" else ())}
+    require("this run", "ray", "torch", "transformers", "safetensors", *sorted(more))
+
+
+def start_problems(config: RunConfig) -> Iterator[str]:
+    """What would end the run as it starts: packages that are missing, and rewards that cannot be made."""
+    try:
+        check_packages(config)
+    except ConfigurationError as error:
+        yield str(error)
+    yield from (f"{dotted(problem.path)}: {problem.message}" for problem in _rewards(config))
 
 
 def prompt_notes(config: RunConfig) -> list[str]:
@@ -68,7 +95,7 @@ def _asked(config: RunConfig) -> dict[str, Mapping[str, Any]]:
     managers = [config.train_env_manager, *([config.val_env_manager] if config.val_batch_size else [])]
     tags = dict.fromkeys(tag for manager in managers for tag in manager.tags)
     envs = {tag: config.custom_envs[tag] for tag in tags}
-    return {tag: env.env_config for tag, env in envs.items() if env.env_type == PROMPTS_ENV}
+    return {tag: plugins.arguments(env) for tag, env in envs.items() if env.env_type == PROMPTS_ENV}
 
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:

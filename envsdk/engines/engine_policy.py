@@ -15,8 +15,10 @@ import numpy as np
 from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.contracts.prompts import Message
+from envsdk.contracts.prompts import Message, opening
 from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.endpoint.answering import writes_tools
+from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.engines.engine import GenerationRequest
 from envsdk.engines.full_context import says_context_is_full
 from envsdk.engines.proxy import InferenceProxy
@@ -119,6 +121,9 @@ class EnginePolicy(Policy):
             history = tuple((each["role"], each["content"]) for each in turn.history)
             return self._first_prompt(turn.system, turn.prompt, history)
         if len(log) == 0:
+            if not writes_tools(self.chat):
+                before = spelled_out(opening(turn.system, turn.history), turn.tools)
+                return self.chat.first_prompt(system="", user=turn.prompt, history=before, room=room)
             return self.chat.first_prompt(
                 system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
             )

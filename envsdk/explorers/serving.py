@@ -39,8 +39,11 @@ def run(loaded: LoadedConfig) -> None:
     """Serve until SIGTERM. Raises EnvsdkError."""
     config = loaded.config
     require("mode: serve", "starlette", "uvicorn")
+    from envsdk.base.net.web_server import check_address
+
     check_start(config)
     given_token()  # before anything is loaded
+    check_address(config.serve.host, config.serve.port)
     folder = config.run_folder / SERVE / config.serve.name
     with only_run_in(folder, taken="another process serves in", key="serve.name"):
         model = model_source(resolve_source(config), model_of_job(config), False, config.seed)

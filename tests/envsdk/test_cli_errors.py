@@ -122,9 +122,37 @@ def test_what_the_plug_ins_of_a_run_need_is_asked_for_before_it_begins(
         "envsdk.base.settings.extras.find_spec", lambda name: None if name == module else name
     )
     assert main(["train", example]) == 2
-    assert f"this run needs {module}, not installed here: pip install 'envsdk[{extra}]'" in (
-        capsys.readouterr().err
+    missing = f"this run needs {module}, not installed here: pip install 'envsdk[{extra}]'"
+    assert missing in capsys.readouterr().err
+    for explaining in (["train", example, "--explain"], ["explain", example]):
+        assert main(explaining) == 0
+        before_it_trains = capsys.readouterr().out.rpartition("Before this trains here")[2]
+        assert missing in " ".join(before_it_trains.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (["rlvr_smollm2.yaml"], "math_verify", "rlvr"),
+        (["rlvr_smollm2.yaml", "rewards.math.worker_cls=ifeval"], "langdetect", "rlvr"),
+        (["agentic_sync.yaml", "actor_train.strategy_args.strategy_config.lora={rank: 8}"], "peft", "lora"),
+        (["rlvr_explorer.yaml"], "sqlalchemy", "train"),
+        (["rlvr_explorer.yaml", "mode=serve"], "uvicorn", "view"),
+    ],
+)
+def test_explaining_says_what_the_settings_of_a_run_need_and_is_not_installed(
+    arguments: list[str],
+    module: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        "envsdk.base.settings.extras.find_spec", lambda name: None if name == module else name
     )
+    assert main(["train", *arguments, "--explain"]) == 0
+    notes = " ".join(capsys.readouterr().out.rpartition("Before this trains here")[2].split())
+    assert f"needs {module}, not installed here: pip install 'envsdk[{extra}]'" in notes
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])

@@ -135,6 +135,25 @@ def test_a_prompt_file_is_evaluated_by_its_reward_and_other_rows_are_another_eva
     assert "--reward is for files of prompts" in run_here(main, "sums", "--reward", "math").stderr
 
 
+def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
+    run_here: RunHere, here: Path
+) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "1=", "ground_truth": "1"}\n{torn\n{"other": 1}\n')
+    done = run_here(main, "rows.jsonl", "--reward", "exact", "--policy", "oracle")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "note: 2 rows of rows.jsonl cannot be used and are not asked: rows.jsonl:2 is no JSON" in done.stderr
+    )
+    Path("rows.jsonl").write_text("{torn\n")
+    for name in (["rows.jsonl", "--reward", "exact"], ["Prompts", "files=rows.jsonl", "reward=exact"]):
+        done = run_here(main, *name, "--policy", "oracle")
+        assert done.returncode == 2
+        assert done.stderr.startswith(
+            ("error: evaluation rows: 1 problem", "error: envsdk/Prompts-v1: 1 problem")
+        )
+        assert "none of the 1 rows of rows.jsonl can be used" in done.stderr
+
+
 EVALS = """
 evals:
   easy_lakes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,20 @@ def test_a_short_token_is_refused_before_the_model_is_made(
     monkeypatch.setenv(TOKEN_VARIABLE, "short")
     assert main(["nowhere"]) == 2
     assert "token has fewer than" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_bound_is_named_before_the_model_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from envsdk.serve import main
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["nowhere", "--port", str(port)]) == 1
+        assert f"127.0.0.1:{port}: the port is in use" in capsys.readouterr().err
+    for host in ("192.0.2.1", "no host"):
+        assert main(["nowhere", "--host", host]) == 1
+        assert f"{host}:8000: is no address of this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.aggregation import sequence_weights
 from envsdk.algorithms.args import LossAggregation
+from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import ConfigurationError, StorageError, TrainerError
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.trainers.packing import make_row
@@ -730,3 +732,25 @@ def test_an_update_below_a_step_of_bfloat16_reaches_the_products(model_folder, m
     assert 0.9 < taken / wanted < 1.1
     exact = TorchTrainer.create(make_config(model=tmp_path, strategy_config={"dtype": "float32"}))
     assert all(torch.equal(weight, stored[name]) for name, weight in exact.model.model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "bfloat16", "lora": {"rank": 2}}, "float32"),
+    ],
+)
+def test_a_saved_model_names_the_type_it_was_computed_in_and_keeps_every_bit(
+    strategy, named, make_config, tmp_path
+) -> None:
+    trainer = TorchTrainer.create(make_config(strategy_config=strategy))
+    trainer.save_pretrained(tmp_path / "saved")
+    assert stored_dtype(tmp_path / "saved") == named
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    weights = dict(trainer.weights())
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+    assert all(torch.equal(saved[name], torch.from_numpy(weight)) for name, weight in weights.items())
+    again = TorchTrainer.create(make_config(model=tmp_path / "saved", strategy_config={"dtype": "float32"}))
+    assert all(np.array_equal(weight, weights[name]) for name, weight in again.weights())

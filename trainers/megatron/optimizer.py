@@ -22,7 +22,7 @@ from megatron.core.optimizer.optimizer_config import ParamPredicate
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import TrainerError
-from envsdk.trainers.torch_optimizer import learning_rate_at
+from envsdk.trainers.torch_optimizer import dither_of, learning_rate_at
 from envsdk.trainers.training_args import TrainingArgs
 
 Kind = Literal["weight", "exp_avg", "exp_avg_sq"]
@@ -119,6 +119,18 @@ class ParallelOptimizer:
         self.zero_grad()
         self.num_steps += 1
         return norm, learning_rate
+
+    @torch.no_grad()
+    def dither(self, seed: int) -> None:
+        """As `CausalLM.dither`, of the float32 values behind bfloat16 parameters, which stay as they are.
+
+        Ranks with the same parameter add the same.
+        """
+        for parameter, part in self._parts.items():
+            if parameter.dtype is torch.bfloat16 and parameter.ndim > 1:
+                noise = dither_of(parameter.float(), torch.Generator().manual_seed(seed)).reshape(-1)
+                own = noise[part.start : part.start + part.main.numel()]
+                part.main.add_(own.view(part.main.shape))
 
     def finish_param_gather(self) -> None:
         """Parameters are up to date after it, also where they would be gathered in the next forward pass."""

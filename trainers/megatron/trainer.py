@@ -107,9 +107,11 @@ class MegatronTrainer(PolicyTrainer):
         initialize_parallelism(strategy, config.rank, config.seed)
         chunks = build_model(hf_config, strategy)
         hf_weights.load(chunks, hf_weights.FolderWeights(config.model))
-        return cls(
+        made = cls(
             chunks, hf_config, config=config, algorithm=algorithm, training=training, strategy=strategy
         )
+        made._optimizer.dither(config.seed)
+        return made
 
     @classmethod
     def check_device(cls) -> None:
@@ -174,7 +176,8 @@ class MegatronTrainer(PolicyTrainer):
                 model = AutoModelForCausalLM.from_config(
                     self._hf_config, dtype=torch.float32, trust_remote_code=False
                 )
-            write_pretrained(folder, model=model, state=state, source=self.config.model)
+            dtype = str(self._models[0].config.params_dtype).removeprefix("torch.")
+            write_pretrained(folder, model=model, state=state, source=self.config.model, dtype=dtype)
 
         on_first_rank(write)
 

@@ -42,6 +42,7 @@ _ADVICE = {
     errno.ENOMEM: "out of memory: free some, or use fewer environments",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n 65536`",
     errno.ENFILE: "the system has too many open files: close some programs",
+    errno.EADDRNOTAVAIL: "is no address of this machine: choose another host",
     errno.EADDRINUSE: "the port is in use: stop the process that holds it, or choose another port",
 }
 """What to do about operating system errors that are nobody's bug."""

@@ -40,6 +40,7 @@ class EpisodeProgress:
         self._done = self._done_before = 0
         self._num_successes = 0
         self._num_failed = 0
+        self._num_turns = 0
         self._started = time.monotonic()
         self._last_line: float | None = None
         self._console = console or TerminalConsole(file=sys.stderr)
@@ -84,11 +85,19 @@ class EpisodeProgress:
         self._done += num_episodes
         self._num_successes += num_successes
         self._num_failed += num_failed
-        now = time.monotonic()
+        self._show(time.monotonic())
+
+    def turns(self, num_turns: int) -> None:
+        """So many turns were played, those of episodes that have not ended included."""
+        if num_turns != self._num_turns:
+            self._num_turns = num_turns
+            self._show(time.monotonic())
+
+    def _show(self, now: float) -> None:
         if self._console.is_terminal:
             self._bar.update(self._task, completed=self._done, details=self._details(now))
         elif self._last_line is None:
-            # The first episode may have waited for an engine to load: no rate to tell yet.
+            # What is first may have waited for an engine to load: no rate to tell yet.
             self._last_line = now
         elif now - self._last_line >= max(_LINE_EVERY_S, (now - self._started) / _LINE_SHARE):
             self._last_line = now
@@ -110,12 +119,13 @@ class EpisodeProgress:
         num_here = self._done - self._done_before
         num_scored = num_here - self._num_failed
         rate = num_here / max(now - self._started, 1e-9)
-        parts = [f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s"]
+        parts = [f"{self._num_turns} turns"] if self._num_turns else []
         score = Score(
             rate=self._num_successes / num_scored if num_scored else None,
             num_scored=num_scored,
             num_failed=self._num_failed,
         )
         if num_here:
+            parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
             parts.append(f"solved {score.text(0)}" if num_scored else score.text(0))
         return " ".join(parts)

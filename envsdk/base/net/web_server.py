@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import socket
 import sys
@@ -64,8 +65,7 @@ class WebServer:
 
     async def start(self) -> None:
         """Bind and serve. OSError when the address cannot be bound."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.create_server((self._host, self._port), family=family)
+        listener = _bound(self._host, self._port)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"http://{host}:{listener.getsockname()[1]}"
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -85,6 +85,19 @@ class WebServer:
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
+
+
+def check_address(host: str, port: int) -> None:
+    """OSError when the address cannot be bound: before what takes long is loaded."""
+    _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        number = error.errno if error.errno in errno.errorcode else errno.EADDRNOTAVAIL  # no name of a host
+        raise OSError(number, error.strerror, f"{host}:{port}") from error
 
 
 class _Server(uvicorn.Server):

@@ -34,8 +34,9 @@ _SAMPLE_S = 0.2
 """Long enough to see which thread uses the processor."""
 
 _VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close")
-_DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE = range(5)
-_WIDTH = 5
+_STEP = _VERBS.index("step")
+_DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE, _TURNS = range(6)
+_WIDTH = 6
 _MAX_CALLS = 4096
 """Environments of one process when their number is not known in advance."""
 _NOWHERE: memoryview[float] = memoryview(bytearray(8 * (1 + _WIDTH))).cast("d")
@@ -85,7 +86,9 @@ class EnvCall:
 
     def leave(self) -> None:
         """The call returned."""
-        self._cells[self._at + _DUE] = 0.0
+        cells, at = self._cells, self._at
+        cells[at + _TURNS] += cells[at + _DUE] > 0 and cells[at + _VERB] == _STEP
+        cells[at + _DUE] = 0.0
 
     def resume(self, during: str, limit_s: float) -> list[float]:
         """The event loop runs code of an awaited call. Pass the returned state to `suspend` when the call
@@ -179,6 +182,11 @@ def table_bytes(num_calls: int) -> int:
 def table_in(file: int) -> memoryview[float]:
     """The table in an open file."""
     return memoryview(mmap.mmap(file, 0)).cast("d")
+
+
+def turns_in(cells: memoryview[float]) -> int:
+    """Turns that the environments of a table have played."""
+    return int(sum(cells[1 + _TURNS :: _WIDTH]))
 
 
 CALLS = CallTable()

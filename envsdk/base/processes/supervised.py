@@ -24,7 +24,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any, Generic, TypeVar
 
 from envsdk.base.display.terminal import say
-from envsdk.base.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes
+from envsdk.base.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes, turns_in
 from envsdk.base.processes.interrupts import ignore_ctrl_c
 from envsdk.base.processes.process_tree import die_with_parent, kill_tree
 from envsdk.contracts.failures import EnvsdkError
@@ -101,9 +101,14 @@ class _Player(Generic[Event]):
         self.pipe.close()
 
 
-def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], None]) -> None:
+def play_supervised(
+    shares: Sequence[Share[Event]],
+    on_event: Callable[[Event], None],
+    on_turns: Callable[[int], None] | None = None,
+) -> None:
     """Play all shares, each in a process, and call `on_event` with their events, in order for each share.
 
+    `on_turns` is called now and then with the number of turns that the present processes have played.
     Errors of a share or of `on_event` are raised; Ctrl-C ends it at once. All processes have ended on return.
     """
     players: dict[Any, _Player[Event]] = {}
@@ -138,6 +143,8 @@ def play_supervised(shares: Sequence[Share[Event]], on_event: Callable[[Event], 
                     players.pop(pipe).end()
                 else:
                     on_event(event)
+            if on_turns is not None:
+                on_turns(sum(turns_in(player.calls) for player in players.values()))
             for player in list(players.values()):
                 if late := player.late():
                     replace(player, f"{late}, and nothing can end it where it runs")

@@ -118,7 +118,7 @@ class Answerer:
     def __init__(self, proxy: InferenceProxy, chat: ChatTokenizer, *, sequence_length: int) -> None:
         self.chat = chat
         self.sequence_length = sequence_length
-        self._writes_tools = _writes_tools(chat)
+        self._writes_tools = writes_tools(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -464,7 +464,7 @@ def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any
     return message
 
 
-def _writes_tools(chat: ChatTokenizer) -> bool:
+def writes_tools(chat: ChatTokenizer) -> bool:
     """Whether the model's chat template shows the functions that it may call."""
     function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
     asked = [{"role": "user", "content": ""}]

@@ -12,8 +12,10 @@ are responses with one slip: the warm start of the tiny policy imitates both. `w
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,13 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.prompt_data import generated_rows
 from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
 from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
 from envsdk.rewards.prompt_data.word_problems import word_problem_rows
 
 SCHEME = "generated:"
-FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
+FILES: Mapping[str, partial[Iterator[dict[str, Any]]]] = {
     "arithmetic_train": partial(arithmetic_rows, "train", 16000),
     "arithmetic_val": partial(arithmetic_rows, "val", 512),
     "word_problems_train": partial(word_problem_rows, "train", 8000),
@@ -41,9 +44,6 @@ FILES: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
 }
 """Name -> its rows."""
 
-_VERSION = 1
-"""Raised when the same name would give other rows."""
-
 
 def generated_file(name: str) -> Path:
     """The JSONL file that `generated:NAME` stands for, in the cache folder; written if it is not there.
@@ -54,9 +54,15 @@ def generated_file(name: str) -> Path:
     if name not in FILES:
         known = suggest(name, FILES, known="generated prompts")
         raise ConfigurationError(f"there are no generated prompts {name!r}: {known}")
-    path = cache_folder() / "prompts" / f"{name}_v{_VERSION}.jsonl"
+    path = cache_folder() / "prompts" / f"{name}-{_code_digest(FILES[name].func.__module__)}.jsonl"
     if not path.is_file():
         make_folder(path.parent)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in FILES[name]())
         write_atomically(path, "".join(lines).encode())
     return path
+
+
+def _code_digest(module: str) -> str:
+    """A digest of the code that makes the rows: other code may make other rows under the same name."""
+    files = (sys.modules[each].__file__ for each in (module, generated_rows.__name__, __name__))
+    return hashlib.sha256(b"".join(Path(str(file)).read_bytes() for file in files)).hexdigest()[:12]

@@ -31,7 +31,7 @@ from envsdk.base.store.source_digest import source_digest
 from envsdk.base.store.tally import Tally, wilson_interval
 from envsdk.config import RunConfig
 from envsdk.config.env_arguments import short_name
-from envsdk.config.plugins import environment_class, environment_spec
+from envsdk.config.plugins import arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Task, Trajectory
@@ -191,6 +191,7 @@ def evaluate(
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
     on_played: Callable[[Trajectory], None] | None = None,
+    on_turns: Callable[[int], None] | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
     form: PolicyForm | None = None,
 ) -> Evaluation:
@@ -251,7 +252,7 @@ def evaluate(
         to_play = {position: task for position, task in tasks.items() if position not in ended}
         if to_play and supervised and player.may_hang and form is None:
             shares = [_Tasks(player, to_play, samples)]
-            play_supervised(shares, lambda ended: on_trajectory(*ended))
+            play_supervised(shares, lambda ended: on_trajectory(*ended), on_turns)
         elif to_play:
             player.play(to_play.items(), on_trajectory, group_size=samples)
     order = {tag: number for number, tag in enumerate(episodes)}
@@ -292,7 +293,7 @@ def _content(config: RunConfig, tags: Iterable[str], policy: str) -> dict[str, A
     return {
         "code": source_digest(classes, [policy, *(each.env_config for each in played.values())]),
         "prompts": {
-            tag: open_prompts(source_of(each.env_config)).digest()
+            tag: open_prompts(source_of(arguments(each))).digest()
             for tag, each in played.items()
             if each.env_type == PROMPTS_ENV
         },

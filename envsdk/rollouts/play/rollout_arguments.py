@@ -25,7 +25,8 @@ from envsdk.base.settings.problems import describe
 from envsdk.base.settings.validation import problems_in
 from envsdk.base.store.named_models import is_named_model
 from envsdk.config import RunConfig
-from envsdk.config.plugins import environment_class
+from envsdk.config.env_arguments import whole_id
+from envsdk.config.plugins import environment_class, environment_ids
 from envsdk.config.section import GeneratingArgs
 from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError, show_object
@@ -204,13 +205,13 @@ def _source(
         )
     elif isinstance(env, str | Path):
         if env_config:
-            resolved = resolve_source(env)
-            if not resolved.is_environment:
+            if (name := whole_id(str(env))) not in environment_ids():
+                named = resolve_source(env).name
                 raise ConfigurationError(
-                    f"env_config is for an environment; the tags of {resolved.name} have their own: use "
+                    f"env_config is for an environment; the tags of {named} have their own: use "
                     "overrides=['custom_envs.TAG.env_config.KEY=VALUE']"
                 )
-            spec = registry.spec(resolved.name)
+            spec = registry.spec(name)
     elif env_config:
         raise ConfigurationError("env_config is for an environment; the tags of a RunConfig have their own")
     if spec is None:

@@ -89,11 +89,11 @@ def resolve_source(
     known = environment_ids()
     if name in known:
         config = _around_environment(name, overrides)
-        check_start(config)
+        check_start(config, source=name)
         return Source(name=name, config=config, is_environment=True)
     if name.endswith((".yaml", ".yml")) or _is_configuration(name):
         loaded = load_config(source, overrides, for_training=False)
-        check_start(loaded.config)
+        check_start(loaded.config, source=str(source))
         return Source(name=name, config=loaded.config, is_environment=False)
     candidates = {each: each for each in (*evaluations, *known)} | {short_name(id): id for id in known}
     match = nearest(name, candidates)
@@ -126,7 +126,7 @@ def evaluation_source(spec: EvalSpec, overrides: Sequence[str] = ()) -> Source:
     shares = [1] * len(sizes) if spec.num_tasks else list(sizes.values())
     manager = {"tags": list(sizes), "num_env_groups": sum(shares), "num_groups_partition": shares}
     config = _config({"val_batch_size": spec.num_tasks or sum(shares)}, manager, keys, source=place)
-    check_start(config)
+    check_start(config, source=place)
     return Source(name=spec.name, config=config, is_environment=True)
 
 
@@ -146,7 +146,8 @@ def _is_configuration(name: str) -> bool:
 
 def _num_tasks(env_id: str, env_config: Mapping[str, Any]) -> int:
     """Held-out tasks where no number is given: each row of prompt data once, where there are few."""
-    rows = count_rows(env_config) if env_id == PROMPTS_ENV else None
+    given = {**environment_spec(env_id).kwargs, **env_config}
+    rows = count_rows(given) if env_id == PROMPTS_ENV else None
     return min(_NUM_TASKS, rows or _NUM_TASKS)
 
 

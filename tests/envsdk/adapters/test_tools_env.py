@@ -62,8 +62,11 @@ def test_the_chat_template_can_get_them_instead() -> None:
     assert make(tool_list="none").reset(seed=0) == ("P_\n_G", {})
 
 
-async def test_a_models_chat_template_writes_them_into_its_first_prompt() -> None:
-    chat = CHATS["qwen_like_chat"]
+@pytest.mark.parametrize("kind", ["qwen_like_chat", "tiny_chat"])
+async def test_a_models_chat_template_or_its_system_message_writes_them_into_its_first_prompt(
+    kind: str,
+) -> None:
+    chat = CHATS[kind]
     replies = ['<tool_call>\n{"name": "double", "arguments": {"number": 4}}\n</tool_call>', "Up", "Up"]
     proxy = ScriptedProxy(*(chat.reply(reply) for reply in replies))
     generating = SamplingParams(max_new_tokens=64)

@@ -447,7 +447,7 @@ def playing(workflow: str, *overrides: str, **args: Any) -> LoadedConfig:
     section["default_workflow_type"] = workflow
     for each in (section["taskset"], *section["eval_tasksets"]):
         each |= {"workflow_args": args} if args else {}
-    return load(*overrides, buffer=buffer)
+    return load("monitor.monitor_type=tensorboard", *overrides, buffer=buffer)
 
 
 def test_frozen_lakes_are_a_tag_for_each_size_that_the_rows_have(tmp_path: Path) -> None:
@@ -544,6 +544,7 @@ def test_a_rubric_is_judged_by_the_auxiliary_model_at_an_address_that_is_given()
 
 def test_a_judge_behind_an_api_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("KEY", "secret")
     args = {"judge_model_name": "big", "judge_api_base_url_env": "JUDGE", "judge_api_key_env": "KEY"}
     loaded = playing("rubric_judge_openai_workflow", **args)
     assert loaded.config.rewards["gsm8k"].settings == {

@@ -12,6 +12,7 @@ import pytest
 from hf_models import write_model
 from plays import TRAINING, assert_close, play, play_on_megatron
 
+from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig
 from tests.by_day import by_day
 
@@ -94,6 +95,30 @@ def test_the_torch_trainer_reads_what_megatron_wrote_and_the_other_way_round(
         expected = writer(config, [*steps[:2], ("save", folder), *steps[2:], ("weights",)])
         found = reader(config, [("load", folder), *steps[2:], ("weights",)])
         assert_close(found[1:], expected[3:], tolerance=3e-5)
+
+
+@pytest.mark.parametrize("is_distributed", [True, False])
+def test_updates_below_a_step_of_bfloat16_are_taken_by_a_share_of_the_weights_and_saved_models_name_it(
+    is_distributed, config_of, batches, tmp_path
+) -> None:
+    rate = 1e-5
+    config = config_of(
+        "qwen3 tied",
+        training_args={**TRAINING, "learning_rate": rate, "weight_decay": 0.0, "adam_epsilon": 1e-30},
+    )
+    strategy = {"dtype": "bfloat16", "use_distributed_optimizer": is_distributed}
+    calls = [("weights",), ("train_step", batches[0]), ("weights",), ("save_pretrained", tmp_path / "saved")]
+    before, _, after, _ = play_on_megatron(2, config, strategy, calls)
+    names = [name for name in before if name.endswith("proj.weight")]
+    weights, moved = (
+        np.concatenate([np.abs(of(name)).reshape(-1) for name in names])
+        for of in (before.__getitem__, lambda name: after[name] - before[name])
+    )
+    coarse = weights > 2.0**-7  # half a step there is 3 times the rate or more
+    assert coarse.sum() > 1000
+    assert 0 < (moved[coarse] > 0).mean() < 0.5
+    assert moved[coarse].mean() == pytest.approx(rate, rel=0.2)
+    assert stored_dtype(tmp_path / "saved") == "bfloat16"
 
 
 def megatron(config: TrainerConfig, calls: list[Any]) -> list[Any]:

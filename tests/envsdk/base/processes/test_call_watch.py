@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from envsdk.base.processes import call_watch
-from envsdk.base.processes.call_watch import GRACE_S, CallTable, EnvCall, overdue, table_bytes, table_in
+from envsdk.base.processes.call_watch import (
+    GRACE_S,
+    CallTable,
+    EnvCall,
+    overdue,
+    table_bytes,
+    table_in,
+    turns_in,
+)
 
 LIMIT_S = 30.0
 
@@ -44,6 +52,19 @@ def test_the_one_whose_code_runs_is_named_however_long_the_others_wait(
     found = overdue(cells, now + 2 * LIMIT_S + 1, os.getpid())
     assert found is not None
     assert (found.place, found.during, found.limit_s) == (calls[index].place, "reset", 2 * LIMIT_S)
+
+
+def test_turns_are_counted_once_also_where_a_place_is_used_again(cells: memoryview[float]) -> None:
+    table = CallTable()
+    table.share(cells)
+    for _ in range(2):
+        calls = [awaited(table) for _ in range(2)]
+        calls[0].suspend(calls[0].resume("step", 1.0))
+        for call in calls:
+            call.leave()
+            call.enter("reset", LIMIT_S)
+            table.close(call)
+    assert turns_in(cells) == 4
 
 
 def test_a_call_that_waits_is_the_loop_s_to_end(cells: memoryview[float]) -> None:

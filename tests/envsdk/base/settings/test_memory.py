@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwe
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, ModelSizes
 from envsdk.base.store.model_files import model_sizes
-from envsdk.config.explanation import explain
+from envsdk.config.explanation import derived, explain
 from envsdk.config.loading import load_config
 from envsdk.engines.embedded.settings import EmbeddedSettings
 from envsdk.engines.sglang.settings import SGLangSettings
@@ -186,6 +186,31 @@ def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
     assert "memory of actor_infer" in text
     assert "keys and values of" in text
     assert "memory of" not in explain(load_config("agentic_async.yaml", to_explain=True))
+
+
+def test_explain_adds_up_what_is_taken_of_main_memory(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*overrides: str) -> dict[str, str]:
+        given = [f"pretrain={model_folder}", *overrides]
+        return dict(derived(load_config("agentic_async.yaml", given, to_explain=True).config))
+
+    def gib(row: str) -> float:
+        return float(row.split()[1])
+
+    found = rows("actor_infer.num_engines=3")
+    assert "GiB of main memory: weights, gradients" in found["memory of actor_train"]
+    assert "GiB of main memory for each engine: weights" in found["memory of actor_infer"]
+    total = gib(found["memory of actor_train"]) + 3 * gib(found["memory of actor_infer"])
+    assert gib(found["main memory"]) == pytest.approx(total, abs=0.2)
+    assert " GiB for models, of the " in found["main memory"]
+    monkeypatch.setattr("envsdk.config.explanation.total_memory", lambda: 1000)
+    assert " GiB for models, more than the " in rows()["main memory"]
+    assert "main memory" not in rows("ray.address=auto")
+    device = "strategy_args.strategy_config.device=cuda:0"
+    on_gpu = rows(f"actor_train.{device}", f"actor_infer.{device}")
+    assert "GiB of each device: " in on_gpu["memory of actor_train"]
+    assert "main memory" not in on_gpu
 
 
 def test_a_rank_holds_what_it_gathers() -> None:

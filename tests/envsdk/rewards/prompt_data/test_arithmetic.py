@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -51,6 +54,19 @@ def test_the_file_is_written_once_and_holds_the_rows(tmp_path: Path, monkeypatch
     lines = path.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 512
     assert [json.loads(line) for line in lines[:20]] == list(islice(arithmetic_rows("val", 512), 20))
+
+
+def test_a_generator_that_changed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVSDK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for prompt in ("before", "after"):
+        (tmp_path / "toy_rows.py").write_text(f"def rows():\n    yield {{'prompt': {prompt!r}}}\n")
+        monkeypatch.delitem(sys.modules, "toy_rows", raising=False)
+        importlib.invalidate_caches()
+        rows = importlib.import_module("toy_rows").rows
+        monkeypatch.setattr("envsdk.rewards.prompt_data.generated.FILES", {"toys": partial(rows)})
+        assert json.loads(generated_file("generated:toys").read_text()) == {"prompt": prompt}
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

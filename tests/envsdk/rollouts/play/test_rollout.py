@@ -113,6 +113,20 @@ def test_env_config_holds_objects_of_any_type() -> None:
     assert larger.turns[0].observation.count("\n") == 6
 
 
+def test_prompts_and_their_reward_are_checked_in_env_config(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1=", "ground_truth": "1"}\n')
+    prompts: dict[str, Any] = {"files": [str(rows)], "reward": {"worker_cls": "exact"}}
+    (played,) = envsdk.rollout_sync("envsdk/Prompts-v1", policy="oracle", tasks=1, env_config=prompts)
+    assert played.success
+    for wrong, said in (
+        ({"files": [str(tmp_path / "none.jsonl")]}, "env_config.files: .*there is no file of prompts"),
+        ({"reward": "exactt"}, "env_config.reward.worker_cls: .*did you mean `exact`"),
+    ):
+        with pytest.raises(envsdk.ConfigurationError, match=said):
+            envsdk.rollout_sync("Prompts", policy="oracle", tasks=1, env_config=prompts | wrong)
+
+
 def test_members_of_a_group_share_the_task_and_differ_in_their_seed() -> None:
     seeds: dict[str, list[int]] = {}
 
