@@ -66,7 +66,6 @@ class TagPrompts:
     """The environment's id; empty where it is not known."""
     env_config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Its arguments."""
-
     window: int = 0
     """How many turns a prompt shows, this one included; 0: all."""
 
