@@ -32,6 +32,8 @@ TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 CLIENTS_BIN := $(CLIENTS_VENV)/bin
 CLIENTS_INSTALLED := $(CLIENTS_VENV)/.installed
+PROGRAMS_FOLDER := .venv-programs
+PROGRAMS_INSTALLED := $(PROGRAMS_FOLDER)/.installed
 INSPECT_VENV := .venv-inspect
 INSPECT_BIN := $(INSPECT_VENV)/bin
 INSPECT_INSTALLED := $(INSPECT_VENV)/.installed
@@ -298,11 +300,12 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 	@touch $@
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) ## Play the endpoint with its clients, in .venv-clients and .venv-inspect, 3 GB
+test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 3 GB
 	$(CLIENTS_BIN)/python -m pytest tests/clients --ignore tests/clients/test_inspect_client.py
 	$(INSPECT_BIN)/python -m pytest tests/clients/test_inspect_client.py tests/clients/test_openai_client.py
 
-CLIENTS := langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
+CLIENTS := anthropic langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
+PROGRAMS := @anthropic-ai/claude-code@2.1.332
 
 # litellm and openai-agents need openai 2, inspect_ai needs openai 3. torch comes first, alone: see above.
 $(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt
@@ -310,6 +313,14 @@ $(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt
 	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt "$$(grep -x 'torch==.*' constraints-clients.txt)"
 	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt -e '.[endpoint,torch,testing]' \
 		pytest-asyncio pytest-timeout $(CLIENTS)
+	@touch $@
+
+# No script of a package runs: the programs are in the packages of this platform.
+$(PROGRAMS_INSTALLED): Makefile
+	@mkdir -p $(PROGRAMS_FOLDER)
+	@if command -v npm > /dev/null; then \
+		npm install --prefix $(PROGRAMS_FOLDER) --ignore-scripts --no-audit --no-fund --no-package-lock $(PROGRAMS); \
+	else echo "npm is missing: the tests of $(PROGRAMS) are skipped"; fi
 	@touch $@
 
 $(INSPECT_INSTALLED): pyproject.toml constraints-inspect.txt

@@ -53,16 +53,20 @@ class AgentEpisode:
     """Base URL for OpenAI clients."""
     api_key: str
     session_url: str
-    """Prefix of the environment's routes, `GET /env` and `POST /env/step`."""
+    """Prefix of the environment's routes, `GET /env` and `POST /env/step`; base URL for Anthropic clients."""
     model: str
     env: SessionEnvironment
     """The same environment, for agents in this process."""
 
     def variables(self) -> dict[str, str]:
-        """Environment variables for an agent program. OpenAI clients read the first two by themselves."""
+        """Environment variables for an agent program. OpenAI's and Anthropic's clients read theirs."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.session_url,
+            "ANTHROPIC_AUTH_TOKEN": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": self.model,
             "ENVSDK_SESSION_URL": self.session_url,
             "ENVSDK_MODEL": self.model,
         }

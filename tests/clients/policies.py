@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from envsdk.base.processes.background_loop import on_background_loop
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.embedded import EmbeddedEngine
@@ -22,6 +24,7 @@ from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_random_model, write_tokenizer
 
 LENGTH = 16384
+PROGRAMS = Path(__file__).resolve().parents[2] / ".venv-programs" / "node_modules"
 MODEL = "policy"
 
 
@@ -36,6 +39,11 @@ class Served:
     @property
     def base_url(self) -> str:
         return self.endpoint.base_url(self.session)
+
+    @property
+    def url(self) -> str:
+        """Base URL for Anthropic's clients, which add `/v1` themselves."""
+        return self.endpoint.session_url(self.session)
 
     @property
     def key(self) -> str:
@@ -87,6 +95,14 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def program(name: str, pattern: str) -> Path:
+    """A program that `make test-clients` installs with npm; the test is skipped where it is missing."""
+    found = next(PROGRAMS.glob(pattern), None)
+    if found is None:
+        pytest.skip(f"needs the program `{name}`: make test-clients, on a machine with npm")
+    return found
+
+
 @contextmanager
 def sampling(folder: Path) -> Iterator[Served]:
     """The random model of `write_model`."""
@@ -96,21 +112,21 @@ def sampling(folder: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def scripted(folder: Path, replies: Sequence[str]) -> Iterator[Served]:
+def scripted(folder: Path, replies: Sequence[str], length: int = LENGTH) -> Iterator[Served]:
     """These replies in turn; the tokenizer is the one of `write_model`."""
     chat = ChatTokenizer.load(folder)
     script = {"reply": [chat.reply(reply) for reply in replies]}
-    engine = MockEngine.create(EngineConfig(model=None, sequence_length=LENGTH, strategy_config=script))
-    with _on_thread(_serving(engine, chat)) as served:
+    engine = MockEngine.create(EngineConfig(model=None, sequence_length=length, strategy_config=script))
+    with _on_thread(_serving(engine, chat, length)) as served:
         yield served
 
 
 @asynccontextmanager
-async def _serving(engine: Engine, chat: ChatTokenizer) -> AsyncIterator[Served]:
+async def _serving(engine: Engine, chat: ChatTokenizer, length: int = LENGTH) -> AsyncIterator[Served]:
     await engine.start()
     proxy = InferenceProxy({"local": LocalLink(engine)})
     proxy.start()
-    endpoint = Endpoint(proxy, chat, EndpointConfig(model_name=MODEL, sequence_length=LENGTH))
+    endpoint = Endpoint(proxy, chat, EndpointConfig(model_name=MODEL, sequence_length=length))
     await endpoint.start()
     try:
         yield Served(endpoint, endpoint.sessions.open(rules=SamplingRules()), chat)

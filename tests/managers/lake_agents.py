@@ -60,6 +60,12 @@ class Program(AgentEnvManager):
     command = (sys.executable, str(Path(__file__).with_name("lake_program.py")))
 
 
+class ProgramOfMessages(AgentEnvManager):
+    """The same through Anthropic's API."""
+
+    command = (*Program.command, "messages")
+
+
 class HangingProgram(AgentEnvManager):
     """Starts another process and waits for it."""
 

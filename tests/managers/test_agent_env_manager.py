@@ -76,7 +76,10 @@ async def play(
     return [played[i] for i in range(num_episodes)]
 
 
-@pytest.mark.parametrize("manager", [lake_agents.TurnByTurn, lake_agents.SendsMore, lake_agents.Program])
+@pytest.mark.parametrize(
+    "manager",
+    [lake_agents.TurnByTurn, lake_agents.SendsMore, lake_agents.Program, lake_agents.ProgramOfMessages],
+)
 async def test_an_agent_that_plays_turn_by_turn_gets_the_tokens_that_the_usual_manager_gets(
     manager: type[TrajEnvManager],
 ) -> None:

@@ -12,7 +12,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -22,7 +23,13 @@ from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
-from envsdk.engines.endpoint.messages import spelled_out, template_messages
+from envsdk.engines.endpoint.messages import (
+    observation,
+    settled,
+    spelled_out,
+    takes_system,
+    template_messages,
+)
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
@@ -99,6 +106,10 @@ class Answer:
     version_spans: Sequence[VersionSpan]
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
+    stop: str = ""
+    """The stop string that ended it."""
+    fills_context: bool = False
+    """Whether there is no room for another token."""
     top: Sequence[TopTokens]
     """Likeliest tokens at the place of each token, where they are asked for."""
     prompt_scores: PromptScores | None
@@ -119,6 +130,7 @@ class Answerer:
         self.chat = chat
         self.sequence_length = sequence_length
         self._writes_tools = writes_tools(chat)
+        self._takes_system = takes_system(chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -128,11 +140,8 @@ class Answerer:
         """What is being tokenized is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
-        """What `make` returns, one of the methods below for a request of so many bytes.
-
-        Raises ApiError; the one for a prompt that is far too long is remembered in the session.
-        """
+    async def _prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
+        """What `make` returns. The refusal of a far too long prompt is remembered in the session."""
         try:
             if num_bytes <= LONG_REQUEST_BYTES:
                 return make()
@@ -141,6 +150,17 @@ class Answerer:
             num_tokens = too_many.num_tokens
             told = f"the {num_tokens} of the prompt's beginning"
             raise self.too_long(session, told, num_tokens=num_tokens) from too_many
+
+    async def prompts(
+        self, session: Session | None, num_bytes: int, fields: ChatFields | CompletionFields
+    ) -> list[Prompt]:
+        """The prompts of a request of so many bytes. Raises ApiError."""
+        if isinstance(fields, ChatFields):
+            return [await self._prepare(session, num_bytes, partial(self.chat_prompt, session, fields))]
+        return [
+            await self._prepare(session, num_bytes, partial(self.completion_prompt, session, prompt))
+            for prompt in fields.prompts
+        ]
 
     def too_long(self, session: Session | None, told: str, *, num_tokens: int) -> ContextFull:
         """The refusal of a request whose prompt was not tokenized, remembered in the session."""
@@ -153,8 +173,8 @@ class Answerer:
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        messages = template_messages(fields.messages)
-        keys = message_keys(messages, fields.tools)
+        messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
+        keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
         shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys) if session is not None else None
         if found is not None:
@@ -166,7 +186,7 @@ class Answerer:
                     ids=[*parent.ids, *new_ids],
                     new_ids=new_ids,
                     parent=parent,
-                    observation=_observation(messages[count:]),
+                    observation=observation(messages, behind=count),
                     key=keys[-1],
                 )
         try:
@@ -174,7 +194,7 @@ class Answerer:
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=_observation(messages), key=keys[-1])
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=observation(messages), key=keys[-1])
 
     def _behind(
         self,
@@ -264,8 +284,12 @@ class Answerer:
         prompt: Prompt,
         sampling: SamplingParams,
         on_piece: OnPiece | None = None,
+        *,
+        unique: str,
     ) -> Answer:
         """Sample one reply and record it. Canceling this ends the request, and nothing is recorded.
+
+        `unique` is part of the ids of its calls.
 
         Raises ApiError when the engines fail or the session ends meanwhile.
         """
@@ -279,7 +303,7 @@ class Answerer:
         is_without_reply = isinstance(fields, CompletionFields) and fields.is_without_reply
         if is_without_reply:
             on_piece = None
-        reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece)
+        reply = _Reply(text, frozenset(sampling.stop_token_ids), on_piece, sampling.prompt_logprobs)
         state_hash = session.state_hash if session is not None else None
         began = time.perf_counter()
         finish_reason = await self._sample(session, prompt, sampling, reply, fields)
@@ -298,6 +322,7 @@ class Answerer:
             )
         held_back = text.finish()
         content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
+        calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(calls))
         if session is not None:
             raw = self.chat.decode(reply.token_ids)
             recorded = RecordedReply(
@@ -314,6 +339,7 @@ class Answerer:
                 generate_s=generate_s,
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
             )
+            session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(content, calls))
             session.record.add(recorded, key=key)
         num_shown = len(text.whole) - len(held_back)
@@ -325,6 +351,8 @@ class Answerer:
             logprobs=reply.logprobs,
             version_spans=reply.version_spans(),
             finish_reason="tool_calls" if calls else finish_reason,
+            stop=text.stop,
+            fills_context=len(prompt.ids) + len(reply.token_ids) >= self.sequence_length,
             top=reply.top,
             prompt_scores=reply.prompt_scores,
         )
@@ -351,15 +379,11 @@ class Answerer:
         )
         future = self._proxy.generate(request, on_tokens=reply.take)
         running.add(future)
-        stopped = asyncio.ensure_future(reply.stopped.wait())
+        future.add_done_callback(reply.end)
         try:
-            waited_for: set[asyncio.Future[Any]] = {future, stopped}
-            if sampling.prompt_logprobs:  # they come when the reply has ended
-                waited_for = {future}
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            await reply.ended
         finally:
             running.discard(future)
-            stopped.cancel()
             if not future.done():
                 future.cancel()
         if session is not None and session.is_over:
@@ -406,13 +430,19 @@ class _Reply:
     text: ReplyText
     stop_token_ids: frozenset[int]
     on_piece: OnPiece | None
+    is_scored: bool
+    """Whether log-probabilities of the prompt come too, when the engine has finished."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
     prompt_scores: PromptScores | None = None
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its text ended it."""
+    ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done when the engine has finished, or the text has ended the reply."""
+
+    def end(self, _: object = None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def take(self, delta: TokenDelta) -> None:
         """Called by the proxy."""
@@ -441,8 +471,8 @@ class _Reply:
                     version=self.versions[-1],
                 )
             )
-        if self.text.is_stopped:
-            self.stopped.set()
+        if self.text.is_stopped and not self.is_scored:
+            self.end()
 
     def version_spans(self) -> list[VersionSpan]:
         spans: list[VersionSpan] = []
@@ -458,10 +488,12 @@ def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any
     """The reply as the client will repeat it."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
-        message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in calls
-        ]
+        message["tool_calls"] = [{"function": _function(call)} for call in calls]
     return message
+
+
+def _function(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": json.loads(call.arguments)}
 
 
 def writes_tools(chat: ChatTokenizer) -> bool:
@@ -472,13 +504,3 @@ def writes_tools(chat: ChatTokenizer) -> bool:
         return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
     except jinja2.TemplateError:
         return True
-
-
-def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text of the last messages that the policy did not write."""
-    told: list[str] = []
-    for message in reversed(messages):
-        if message["role"] not in ("user", "tool"):
-            break
-        told.append(message["content"])
-    return "\n".join(reversed(told))

@@ -1,38 +1,38 @@
-"""Pure: replies as OpenAI's JSON, whole or in chunks."""
+"""Pure: OpenAI's chat completions and completions: replies as JSON, whole or in chunks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.tool_calls import ToolCall
-from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
+from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, read_chat, read_completion
 from envsdk.engines.engine import PromptScores, TopTokens
 
-TokenText = Callable[[int], str]
 TextAndLogprob = tuple[str, float | None]
+
+_DONE = "data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Writer:
+class OpenAiWriter(ReplyWriter):
     """Writes the answers to one request."""
 
-    fields: SamplingFields
-    reply_id: str
-    created: int
-    """Unix time, seconds."""
-    token_text: TokenText
+    @property
+    def reply_id(self) -> str:
+        return ("chatcmpl-" if self._is_chat else "cmpl-") + self.head.unique
 
     @property
     def _is_chat(self) -> bool:
         return isinstance(self.fields, ChatFields)
 
     def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
-        """The answer to a request that does not stream; `answers` in the order of their choices."""
         versions = [answer.version for _, answer in answers if answer.version is not None]
         body = self._head("chat.completion", max(versions, default=None))
         choices = [self._choice(index, *answer) for index, answer in enumerate(answers)]
@@ -41,61 +41,61 @@ class Writer:
             body["prompt_token_ids"] = list(prompts[0].ids)
         return body
 
-    def first(self, index: int, prompt: Prompt) -> dict[str, Any] | None:
-        """The chunk before a choice's first piece; None where the protocol has none."""
+    def first(self, index: int, prompt: Prompt) -> str:
+        asked = self.fields.return_token_ids
+        prompt_ids = {"prompt_token_ids": list(prompt.ids)} if asked else {}
         if self._is_chat:
-            body = self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
-            if self.fields.return_token_ids:
-                body["prompt_token_ids"] = list(prompt.ids)
-            return body
-        if self.fields.return_token_ids:
-            return self._chunk(index, {"text": "", "prompt_token_ids": list(prompt.ids), "token_ids": []})
-        return None
+            return server_sent(
+                self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) | prompt_ids
+            )
+        if asked:
+            return server_sent(self._chunk(index, {"text": "", **prompt_ids, "token_ids": []}))
+        return ""
 
     @property
     def echoes(self) -> bool:
-        """Whether the prompt comes before each reply."""
         return isinstance(self.fields, CompletionFields) and bool(self.fields.echo)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether it comes with log-probabilities, which are known when the reply has ended."""
         return isinstance(self.fields, CompletionFields) and self.fields.scores_prompt
 
-    def echo(self, index: int, prompt: Prompt, scores: PromptScores | None) -> dict[str, Any]:
-        """The chunk with the prompt."""
+    def echo(self, index: int, prompt: Prompt, scores: PromptScores | None) -> str:
         choice: dict[str, Any] = {"text": prompt.text}
         if scores is not None:
             choice["logprobs"] = self._prompt_logprobs(prompt, scores)
-        return self._chunk(index, choice)
+        return server_sent(self._chunk(index, choice))
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        """One chunk; None when it would say nothing."""
+    def piece(self, index: int, piece: Piece) -> str:
         if not (piece.text or self.fields.return_token_ids or self.fields.wants_logprobs):
-            return None
+            return ""
         choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
         choice |= self._token_details(piece.token_ids, piece.logprobs, piece.top)
-        return self._chunk(index, choice, version=piece.version)
+        return server_sent(self._chunk(index, choice, version=piece.version))
 
-    def last(self, index: int, answer: Answer) -> dict[str, Any]:
-        """The chunk that ends a choice, with what was held back."""
+    def last(self, index: int, answer: Answer) -> str:
         if self._is_chat:
             delta: dict[str, Any] = {"content": answer.rest} if answer.rest else {}
             if answer.tool_calls:
                 delta["tool_calls"] = [
-                    {"index": number, **call}
-                    for number, call in enumerate(self._tool_calls(index, answer.tool_calls))
+                    {"index": number, **call} for number, call in enumerate(_tool_calls(answer.tool_calls))
                 ]
             choice: dict[str, Any] = {"delta": delta}
         else:
             choice = {"text": answer.rest}
         choice |= self._token_details((), (), ()) | self._version_spans(answer)
-        return self._chunk(index, choice, version=answer.version, finish_reason=answer.finish_reason)
+        return server_sent(
+            self._chunk(index, choice, version=answer.version, finish_reason=answer.finish_reason)
+        )
 
-    def usage_chunk(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, Any]:
-        """The chunk after the last choice."""
+    def end(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> str:
+        if not self.fields.includes_usage:
+            return _DONE
         body = self._head("chat.completion.chunk")
-        return body | {"choices": [], "usage": self.usage(prompts, answers)}
+        return server_sent(body | {"choices": [], "usage": self.usage(prompts, answers)}) + _DONE
+
+    def failed(self, error: ApiError) -> str:
+        return server_sent(error.body()) + _DONE
 
     def usage(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
         """Numbers of tokens; a prompt counts once, however many replies it gets."""
@@ -109,7 +109,7 @@ class Writer:
 
     def _head(self, chat_kind: str, version: int | None = None) -> dict[str, Any]:
         kind = chat_kind if self._is_chat else "text_completion"
-        head = {"id": self.reply_id, "object": kind, "created": self.created, "model": self.fields.model}
+        head = {"id": self.reply_id, "object": kind, "created": self.head.created, "model": self.fields.model}
         return head if version is None else head | {"system_fingerprint": f"version-{version}"}
 
     def _chunk(
@@ -131,7 +131,7 @@ class Writer:
             message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
             if answer.tool_calls:
                 message["content"] = answer.content or None
-                message["tool_calls"] = self._tool_calls(index, answer.tool_calls)
+                message["tool_calls"] = _tool_calls(answer.tool_calls)
             choice["message"] = message
         else:
             choice["text"] = (prompt.text if self.echoes else "") + answer.content
@@ -145,16 +145,6 @@ class Writer:
                 name: None if after[name] is None else before[name] + after[name] for name in after
             }
         return choice | self._version_spans(answer)
-
-    def _tool_calls(self, index: int, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": f"call_{self.reply_id}_{index}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(calls)
-        ]
 
     def _version_spans(self, answer: Answer) -> dict[str, Any]:
         if not self.fields.return_token_ids:
@@ -170,7 +160,7 @@ class Writer:
             details["token_ids"] = list(token_ids)
         if self.fields.wants_logprobs:
             tokens = [
-                (self.token_text(token), None if math.isnan(logprob) else logprob)
+                (self.head.token_text(token), None if math.isnan(logprob) else logprob)
                 for token, logprob in zip(token_ids, logprobs, strict=True)
             ]
             likeliest = [self._likeliest(each) for each in top] or [[] for _ in tokens]
@@ -185,13 +175,20 @@ class Writer:
         likeliest: list[list[TextAndLogprob]] = [[]]
         for number in range(len(scores.logprobs)):
             likeliest.append([] if top is None else self._likeliest(rows_of(top, number, number + 1)))
-        tokens = list(zip(map(self.token_text, prompt.ids), values, strict=True))
+        tokens = list(zip(map(self.head.token_text, prompt.ids), values, strict=True))
         return _logprobs(tokens, likeliest, num_top=self.fields.num_top)
 
     def _likeliest(self, top: TopTokens) -> list[TextAndLogprob]:
         """Likeliest tokens of one position. A token that cannot be drawn is none of them."""
         pairs = zip(top.token_ids[0].tolist(), top.logprobs[0].tolist(), strict=True)
-        return [(self.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+        return [(self.head.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
+
+
+def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
 
 
 def _logprobs(
@@ -225,3 +222,11 @@ def _token(text: str, logprob: float | None) -> dict[str, Any]:
     # A token that is a part of a character has no text to tell its bytes from.
     is_part = "\N{REPLACEMENT CHARACTER}" in text
     return {"token": text, "logprob": logprob, "bytes": None if is_part else list(text.encode())}
+
+
+CHAT = Protocol(
+    path="/chat/completions", read=lambda body, head: OpenAiWriter(fields=read_chat(body), head=head)
+)
+COMPLETIONS = Protocol(
+    path="/completions", read=lambda body, head: OpenAiWriter(fields=read_completion(body), head=head)
+)

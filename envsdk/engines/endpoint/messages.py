@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import jinja2
 from pydantic import BaseModel, ConfigDict, FailFast
 
+from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
 
@@ -86,6 +89,73 @@ def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
 def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
     """The messages as chat templates read them. Raises ApiError for what is not text."""
     return [_template_message(message, number) for number, message in enumerate(messages)]
+
+
+def takes_system(chat: ChatTokenizer) -> bool:
+    """Whether the model's chat template writes a system message inside a conversation where it stands."""
+    turns = [("user", "envsdk1"), ("system", "envsdk2"), ("assistant", "envsdk3"), ("user", "envsdk4")]
+    try:
+        text = chat.render([{"role": role, "content": content} for role, content in turns])
+    except jinja2.TemplateError:
+        return False
+    places = [text.find(content) for _, content in turns]
+    return min(places) >= 0 and places == sorted(places)
+
+
+def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
+    """The text behind the policy's last message, but for the system message at the beginning of all."""
+    told: list[str] = []
+    for number in range(len(messages) - 1, behind - 1, -1):
+        role = messages[number]["role"]
+        if role == "assistant" or (role == "system" and number == 0):
+            break
+        told.append(messages[number]["content"])
+    return "\n".join(reversed(told))
+
+
+def settled(messages: Sequence[dict[str, Any]], *, takes_system: bool) -> list[dict[str, Any]]:
+    """Messages whose system messages stand where templates take them.
+
+    One between a tool's call and its result comes behind the result. Where `takes_system` says that the
+    template takes none inside a conversation, it becomes a part of the next user's message, of the one before
+    when the policy speaks next, or a user's message where there is neither.
+
+    Nothing moves past a message of the assistant: what was settled before more is said stays as it is.
+    """
+    if all(message["role"] != "system" for message in messages[1:]):
+        return list(messages)
+    placed: list[dict[str, Any]] = []
+    for _, run in itertools.groupby(messages, key=lambda message: message["role"] == "assistant"):
+        turn = list(run)
+        head = turn[:1] if not placed else []
+        turn = _behind_results(turn[len(head) :])
+        placed += [*head, *turn] if takes_system else _without_system([*head, *turn], is_first=not placed)
+    return placed
+
+
+def _behind_results(turn: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    end = max((number for number, each in enumerate(turn, start=1) if each["role"] == "tool"), default=0)
+    moved = [each for each in turn[:end] if each["role"] == "system"]
+    return [*(each for each in turn[:end] if each["role"] != "system"), *moved, *turn[end:]]
+
+
+def _without_system(turn: Sequence[dict[str, Any]], *, is_first: bool) -> list[dict[str, Any]]:
+    """One turn of others than the policy, its system messages parts of the user's; the first of all stays."""
+    plain: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for number, message in enumerate(turn):
+        if message["role"] == "system" and not (is_first and number == 0):
+            waiting.append(message["content"])
+        elif message["role"] == "user":
+            plain.append({**message, "content": "\n".join([*waiting, message["content"]])})
+            waiting = []
+        else:
+            plain.append(message)
+    if waiting and plain and plain[-1]["role"] == "user":
+        plain[-1] = {**plain[-1], "content": "\n".join([plain[-1]["content"], *waiting])}
+    elif waiting:
+        plain.append({"role": "user", "content": "\n".join(waiting)})
+    return plain
 
 
 def _template_message(message: MessageFields, number: int) -> dict[str, Any]:

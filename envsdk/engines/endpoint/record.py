@@ -54,7 +54,11 @@ class RecordedReply:
     @property
     def ids(self) -> list[int]:
         """Every token of the line up to this reply's last."""
-        return [token for reply in self.path for token in (*reply.prompt_ids, *reply.token_ids)]
+        ids: list[int] = []
+        for reply in self.path:
+            ids += reply.prompt_ids
+            ids += reply.token_ids
+        return ids
 
 
 _EndOf = Callable[[RecordedReply, int], int | None]
@@ -155,6 +159,8 @@ def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
         identity.pop("name", None)  # clients label replies with the names of their agents
     if reasoning := identity.pop("reasoning_content", None):
         identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
+    if message["role"] == "assistant":
+        identity["content"] = identity["content"].strip()  # clients drop white space at a reply's ends
     if calls := identity.pop("tool_calls", None):
         identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
     return identity

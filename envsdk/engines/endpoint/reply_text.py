@@ -9,11 +9,14 @@ a stop string or the start of a tool call is held back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from envsdk.engines.endpoint.tool_calls import CLOSING, end_of_first_call
 
 Decode = Callable[[Sequence[int]], str]
 
+THOUGHT = "<think>", "</think>"
+"""What a reply's thought stands between."""
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no whole character decode to."""
 
@@ -88,6 +91,8 @@ class ReplyText:
         """All text so far, what is held back included; it ends before a stop string."""
         self.is_stopped = False
         """Whether the reply has ended: no further token belongs to it."""
+        self.stop = ""
+        """The stop string that ended it; empty where none did."""
 
     def push(self, token: int) -> str:
         """What may be shown now."""
@@ -103,12 +108,13 @@ class ReplyText:
     def _append(self, new: str) -> None:
         search_from = max(0, len(self.whole) - self._longest_stop + 1)
         self.whole += new
-        ends = [at for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
+        ends = [(at, stop) for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
         if self._ends_with_first_call and CLOSING in self.whole[search_from:]:
-            end = end_of_first_call(self.whole)
-            ends += [end] if end is not None else []
+            behind = end_of_first_call(self.whole)
+            ends += [(behind, "")] if behind is not None else []
         if ends:
-            self.whole = self.whole[: min(ends)]
+            end, self.stop = min(ends)
+            self.whole = self.whole[:end]
             self.is_stopped = True
 
     def _safe_end(self) -> int:
@@ -126,6 +132,55 @@ class ReplyText:
     def _show(self, end: int) -> str:
         shown, self._num_shown = self.whole[self._num_shown : end], max(end, self._num_shown)
         return shown
+
+
+Part = Literal["thinking", "text"]
+
+
+class ThoughtText:
+    """A reply's thought, which it begins with in `<think>` and `</think>`, apart from its text.
+
+    parts = ThoughtText()
+    parts.push("<think>Hm.</th")    [("thinking", ""), ("thinking", "Hm.")]
+    parts.push("ink>Yes")           [("text", "Yes")]
+    parts.finish()                  []
+
+    What may turn out to be a tag is held back. A thought begins with an empty text, since it may stay empty.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = ""
+        self.part: Part | None = None
+        """What comes next; None before it is known."""
+
+    def push(self, text: str) -> list[tuple[Part, str]]:
+        """What is certain now."""
+        self._waiting += text
+        given: list[tuple[Part, str]] = []
+        opening, closing = THOUGHT
+        if self.part is None and self._waiting:
+            if self._waiting.startswith(opening):
+                self.part, self._waiting = "thinking", self._waiting[len(opening) :]
+                given.append(("thinking", ""))
+            elif not opening.startswith(self._waiting):
+                self.part = "text"
+        if self.part == "thinking":
+            thought, found, rest = self._waiting.partition(closing)
+            if not found:
+                end = len(thought) - _longest_beginning(thought, [closing])
+                thought, rest = thought[:end], thought[end:]
+            given += [("thinking", thought)] if thought else []
+            self._waiting = rest
+            self.part = "text" if found else "thinking"
+        if self.part == "text" and self._waiting:
+            given.append(("text", self._waiting))
+            self._waiting = ""
+        return given
+
+    def finish(self) -> list[tuple[Part, str]]:
+        """What was held back."""
+        rest, self._waiting = self._waiting, ""
+        return [(self.part or "text", rest)] if rest else []
 
 
 def _longest_beginning(text: str, markers: Sequence[str]) -> int:

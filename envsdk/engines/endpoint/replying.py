@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from envsdk.engines.endpoint.answering import Answer, OnPiece, Piece, Prompt
-from envsdk.engines.endpoint.bodies import Writer
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.protocol import ReplyWriter
 
 Result = TypeVar("Result")
 
@@ -21,13 +20,13 @@ class _Answers(Protocol):
 
 
 async def events(
-    writer: Writer, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
+    writer: ReplyWriter, prompts: Sequence[Prompt], prompt_of: Sequence[Prompt], answer: _Answers
 ) -> AsyncIterator[str]:
     """Server-sent events of all choices, as their pieces come."""
-    chunks: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+    chunks: asyncio.Queue[str | None] = asyncio.Queue()
 
-    def send(chunk: Mapping[str, Any] | None) -> None:
-        if chunk is not None:
+    def send(chunk: str) -> None:
+        if chunk:
             chunks.put_nowait(chunk)
 
     async def choice(index: int) -> Answer:
@@ -50,23 +49,18 @@ async def events(
     answering.add_done_callback(lambda _: chunks.put_nowait(None))
     try:
         while (chunk := await chunks.get()) is not None:
-            yield _event(chunk)
-        answers = answering.result()
-        if writer.fields.includes_usage:
-            yield _event(writer.usage_chunk(prompts, answers))
+            yield chunk
+        yield writer.end(prompts, answering.result())
     except ApiError as error:
-        yield _event(error.body())
+        yield writer.failed(error)
     finally:
         answering.cancel()
-    yield "data: [DONE]\n\n"
-
-
-def _event(content: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
 async def all_of(answers: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """All of them; when one fails its error, and none of the others goes on."""
+    if len(answers) == 1:
+        return [await answers[0]]
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
         return await asyncio.gather(*tasks)
@@ -79,11 +73,13 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result
     """The result; when the client goes away first, the work is canceled and ClientDisconnect raised."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
+    gone.add_done_callback(lambda _: task.cancel())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await task
+    except asyncio.CancelledError:
+        if gone.done() and not gone.cancelled():
+            raise ClientDisconnect from None
+        raise
     finally:
         gone.cancel()
         task.cancel()

@@ -112,7 +112,7 @@ def _longest_reply(
     room = sequence_length - num_prompt_tokens
     limits = [limit for limit in (asked.longest_reply or default, rules.max_new_tokens) if limit is not None]
     longest = min(limits, default=room)
-    if asked.longest_reply is None and not rules.is_fixed:
+    if (asked.longest_reply is None or asked.is_cut_to_room) and not rules.is_fixed:
         longest = min(longest, room)
     if longest < 1 or room < longest:
         raise ContextFull(

@@ -20,8 +20,9 @@ from envsdk.base.net.web_server import WebServer
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.answering import Answerer
-from envsdk.engines.endpoint.app import EndpointApp, OnEnded
+from envsdk.engines.endpoint.app import EndpointApp
 from envsdk.engines.endpoint.sampling import SamplingRules
+from envsdk.engines.endpoint.session_routes import OnEnded
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.proxy import InferenceProxy
 

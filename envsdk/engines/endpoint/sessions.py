@@ -15,14 +15,14 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.trajectory import Outcome, Task
 from envsdk.engines.endpoint.errors import ApiError, invalid
-from envsdk.engines.endpoint.record import ConversationRecord
+from envsdk.engines.endpoint.record import ConversationRecord, message_keys, next_key
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules
 from envsdk.engines.endpoint.trajectories import Episode, Reward
 
@@ -57,6 +57,8 @@ class Session:
     state_hash: str | None = None
     """Hash of the environment's present state; recorded with the replies to it."""
     record: ConversationRecord = field(default_factory=ConversationRecord)
+    calls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Names and arguments of the tool calls in its replies, by the ids that clients were given."""
     rewards: list[Reward] = field(default_factory=list)
     running: set[asyncio.Future[Any]] = field(default_factory=set)
     """Replies that are being sampled; ending the session cancels them."""
@@ -72,10 +74,31 @@ class Session:
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields of its requests that changed nothing, by their names."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _keyed: tuple[Any, Sequence[Mapping[str, Any]], Sequence[str]] = (..., (), ())
+    """Tools and messages of the latest request, with their keys."""
 
     def next_number(self) -> int:
         """Number of a reply that is asked for, from 0."""
         return next(self._numbers)
+
+    def message_keys(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[str]:
+        """As in `record`, with this session's calls as the policy wrote them: clients add defaults to them.
+
+        The keys of what the latest request had too are known.
+        """
+        known_tools, known_messages, keys = self._keyed
+        if tools != known_tools or messages[: len(known_messages)] != known_messages:
+            keys = message_keys([], tools)
+        keys = list(keys)
+        for message in messages[len(keys) - 1 :]:
+            if self.calls and "tool_calls" in message:
+                calls = [self.calls.get(each["id"], each["function"]) for each in message["tool_calls"]]
+                message = {**message, "tool_calls": [{"function": function} for function in calls]}
+            keys.append(next_key(keys[-1], message))
+        self._keyed = tools, messages, keys
+        return keys
 
     def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
         """For the latest reply."""

@@ -25,6 +25,8 @@ class ToolCall:
     name: str
     arguments: str
     """JSON of an object."""
+    id: str = ""
+    """Its name in the messages of clients, which repeat it and give its result."""
 
 
 def call_of(name: str, parameters: Mapping[str, Any] | None) -> TaggedJson:
@@ -90,7 +92,13 @@ def _read(text: str) -> tuple[ToolCall, int] | None:
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False)), end + len(CLOSING)
 
 
-_DECODER = json.JSONDecoder()
+def _number(text: str) -> int | float:
+    """Whole numbers as programs in JavaScript repeat them, which have no `1.0`."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+_DECODER = json.JSONDecoder(parse_float=_number)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 

@@ -10,16 +10,14 @@ asked of them, and repeat whole messages.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
-from envsdk.base.settings.nearest import suggest
-from envsdk.contracts.failures import without_lone_surrogates
-from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST, MessageFields, ignored_in
+from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
 from envsdk.engines.endpoint.tool_calls import call_of
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 
@@ -32,10 +30,6 @@ MAX_STOP_TOKENS = 128
 MAX_REGEX_CHARS = 1 << 13
 MAX_STRUCTURE_CHARS = 1 << 16
 """Longest schema, and all choices together: an engine reads each within half a second."""
-MAX_PARAMETERS = 100
-"""Most fields of one request."""
-MAX_STOPS = 16
-"""Most stop strings of one request."""
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 """Most tokens that `logit_bias` may name."""
@@ -74,14 +68,6 @@ _WITHOUT_EFFECT = frozenset(
      "request_id", "safety_identifier", "service_tier", "store", "user"}
 )  # fmt: skip
 """Fields that never change a reply."""
-_SEVERAL_TYPES = {
-    "prompt": "text, a list of token ids, or a list of either",
-    "stop": f"a string or a list of at most {MAX_STOPS} strings",
-    "tool_choice": "`auto`, `none`, `required` or {'type': 'function', 'function': {'name': ...}}",
-}
-"""Fields whose validation errors would name a type of Python's."""
-
-Model = TypeVar("Model", bound=BaseModel)
 Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 
@@ -163,6 +149,12 @@ class SamplingFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
 
     _ignored: tuple[str, ...] = PrivateAttr(default=())
+    _is_cut_to_room: bool = PrivateAttr(default=False)
+
+    @property
+    def is_cut_to_room(self) -> bool:
+        """Whether a reply may be shorter than asked for where the context has no room for more."""
+        return self._is_cut_to_room
 
     @property
     def ignored(self) -> Sequence[str]:
@@ -384,6 +376,24 @@ class ChatFields(SamplingFields):
 def read_chat(body: bytes) -> ChatFields:
     """Raises ApiError."""
     fields = _read(ChatFields, body)
+    _check_chat(fields)
+    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
+    fields._ignored += tuple(name for names in names_of_messages for name in names)
+    return fields
+
+
+def chat_fields(
+    values: Mapping[str, Any], ignored: Iterable[str], *, is_cut_to_room: bool = False
+) -> ChatFields:
+    """The chat request that a request of another protocol means. Raises ApiError."""
+    fields = validate(ChatFields, values)
+    _check_chat(fields)
+    fields._ignored = tuple(ignored)
+    fields._is_cut_to_room = is_cut_to_room
+    return fields
+
+
+def _check_chat(fields: ChatFields) -> None:
     for number, tool in enumerate(fields.tools or []):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or "name" not in function:
@@ -400,9 +410,6 @@ def read_chat(body: bytes) -> ChatFields:
         raise invalid("tool_choice", "`required` needs `tools`")
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`")
-    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
-    fields._ignored += tuple(name for names in names_of_messages for name in names)
-    return fields
 
 
 def read_completion(body: bytes) -> CompletionFields:
@@ -415,35 +422,6 @@ def read_completion(body: bytes) -> CompletionFields:
     if not fields.prompts or any(len(prompt) == 0 for prompt in fields.prompts):
         raise invalid("prompt", "the prompt is empty")
     return fields
-
-
-_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-
-
-def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request; an empty body is an empty one. Raises ApiError.
-
-    Halves of surrogate pairs, which no answer could hold, count as U+FFFD.
-    """
-    try:
-        value = json.loads(body or b"{}")
-        if _MAY_HOLD_SURROGATES.search(body):
-            value = json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError) as error:
-        raise invalid(None, f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
-    if len(value) > MAX_PARAMETERS:
-        raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
-    return value
-
-
-def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """`values` as a `model`; ApiError names the first field that is wrong."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise _first_problem(model, error) from error
 
 
 def _read(model: type[Parsed], body: bytes) -> Parsed:
@@ -461,18 +439,3 @@ def _read(model: type[Parsed], body: bytes) -> Parsed:
     fields = validate(model, values)
     fields._ignored = tuple(ignored)
     return fields
-
-
-def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    path = "".join(parts).lstrip(".")
-    top = str(problem["loc"][0]) if problem["loc"] else ""
-    if problem["type"] == "extra_forbidden":
-        hint = suggest(top, model.model_fields, known="parameters") if len(problem["loc"]) == 1 else ""
-        return ApiError(400, f"unknown parameter `{path}`; {hint}", code="unknown_parameter", param=path)
-    if top in _SEVERAL_TYPES and len(problem["loc"]) > 1:
-        return invalid(top, f"`{top}` must be {_SEVERAL_TYPES[top]}")
-    if problem["type"] == "missing":
-        return ApiError(400, f"`{path}` is missing", code="missing_required_parameter", param=path)
-    return invalid(path, f"`{path}`: {problem['msg']}")

@@ -7,6 +7,7 @@ async with serve_model(model, EndpointConfig(...), out=Path("sessions")) as endp
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from envsdk.base.display.terminal import say
 from envsdk.base.plugins import plugin_names
+from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.store.named_models import GROUP, is_named_model
 from envsdk.contracts.failures import ConfigurationError
@@ -94,9 +96,12 @@ async def serve_proxy(
         on_ended = recorder.add if recorder is not None else None
         endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
         await endpoint.start()
+        collect_rarely()  # a search while a long request is read takes ten times as long as reading it
+        collecting = asyncio.create_task(collect_when_grown())
         try:
             yield endpoint
         finally:
+            collecting.cancel()
             await endpoint.close()
             if endpoint.ignored:
                 counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))

@@ -21,10 +21,11 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import Boundary, ConfigurationError, StorageError
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.engines.endpoint import app as endpoint_app
-from envsdk.engines.endpoint.app import OnEnded
+from envsdk.engines.endpoint import session_routes
 from envsdk.engines.endpoint.recorder import SessionRecorder
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
+from envsdk.engines.endpoint.session_routes import OnEnded
 from envsdk.engines.engine import EngineConfig, GenerationRequest
 from envsdk.engines.mock import MockEngine
 from envsdk.engines.proxy import InferenceProxy, LocalLink
@@ -78,10 +79,11 @@ async def serving(
     chat: ChatTokenizer = CHAT,
     max_body_bytes: int = 100_000,
     on_ended: OnEnded | None = None,
+    length: int = 300,
     **script: Any,
 ) -> AsyncIterator[Served]:
     config = {"reply": HELLO, **script}
-    engine = MockEngine.create(EngineConfig(model=None, sequence_length=300, strategy_config=config))
+    engine = MockEngine.create(EngineConfig(model=None, sequence_length=length, strategy_config=config))
     await engine.start()
     proxy = InferenceProxy({"mock": LocalLink(engine)})
     proxy.start()
@@ -95,7 +97,7 @@ async def serving(
         chat,
         EndpointConfig(
             model_name="policy",
-            sequence_length=300,
+            sequence_length=length,
             rules=rules or SamplingRules(),
             max_body_bytes=max_body_bytes,
             session_idle_s=session_idle_s,
@@ -824,7 +826,7 @@ async def test_a_host_header_that_is_no_host_is_not_repeated() -> None:
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_app, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(session_routes, "BODY_TIMEOUT_S", 0.05)
     async with serving() as served:
         host, port = served.endpoint.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -75,3 +75,26 @@ async def test_half_open_connections_make_way_for_those_that_ask(monkeypatch: py
             each.cancel()
         for _, writer in half_open:
             writer.close()
+
+
+async def test_what_one_turn_of_the_loop_writes_is_sent_at_once_and_in_order() -> None:
+    sent: list[Any] = []
+
+    class Transport:
+        def write(self, data: bytes) -> None:
+            sent.append(data)
+
+        def close(self) -> None:
+            sent.append("closed")
+
+    transport: Any = web_server._OneWritePerTurn(cast(Any, Transport()), asyncio.get_running_loop())
+    transport.write(b"headers, ")
+    transport.write(b"body")
+    transport.write(b"")
+    assert sent == []
+    await asyncio.sleep(0)
+    assert sent == [b"headers, body"]
+    transport.write(b"more")
+    transport.close()
+    await asyncio.sleep(0)
+    assert sent == [b"headers, body", b"more", "closed"]

@@ -1,0 +1,82 @@
+"""Pure: bodies of requests as models. An error names the first field that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from envsdk.base.settings.nearest import suggest
+from envsdk.contracts.failures import without_lone_surrogates
+from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+
+MAX_PARAMETERS = 100
+"""Most fields of one request."""
+MAX_STOPS = 16
+"""Most stop strings of one request."""
+
+_SEVERAL_TYPES = {
+    "prompt": "text, a list of token ids, or a list of either",
+    "stop": f"a string or a list of at most {MAX_STOPS} strings",
+    "tool_choice": "`auto`, `none`, `required` or {'type': 'function', 'function': {'name': ...}}",
+}
+"""Fields whose validation errors would name a type of Python's."""
+
+_OF_SEVERAL_TYPES = frozenset({"content", "input"})
+"""Lists whose entries have a type each: pydantic names it behind the entry's position."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request; an empty body is an empty one. Raises ApiError.
+
+    Halves of surrogate pairs, which no answer could hold, count as U+FFFD.
+    """
+    try:
+        value = json.loads(body or b"{}")
+        if _MAY_HOLD_SURROGATES.search(body):
+            value = json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
+    if len(value) > MAX_PARAMETERS:
+        raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
+    return value
+
+
+def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """`values` as a `model`; ApiError names the first field that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise _first_problem(model, error) from error
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    place = [
+        part
+        for number, part in enumerate(problem["loc"])
+        if not (number > 1 and isinstance(part, str) and problem["loc"][number - 2] in _OF_SEVERAL_TYPES)
+    ]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    top = str(place[0]) if place else ""
+    if problem["type"] == "extra_forbidden":
+        hint = suggest(top, model.model_fields, known="parameters") if len(place) == 1 else ""
+        return ApiError(400, f"unknown parameter `{path}`; {hint}", code="unknown_parameter", param=path)
+    if problem["type"] == "union_tag_invalid":
+        given, known = problem["ctx"]["tag"], problem["ctx"]["expected_tags"].replace("'", "`")
+        return unsupported(path, f"is of type `{given}`, which is not supported; supported: {known}")
+    if top in _SEVERAL_TYPES and len(place) > 1:
+        return invalid(top, f"`{top}` must be {_SEVERAL_TYPES[top]}")
+    if problem["type"] == "missing":
+        return ApiError(400, f"`{path}` is missing", code="missing_required_parameter", param=path)
+    return invalid(path, f"`{path}`: {problem['msg']}")

@@ -1,0 +1,100 @@
+"""Pure: what a protocol defines: how requests are read, and how answers and errors are written.
+
+read -> whole
+     -> (first, echo?, piece*, last) of each choice -> end        streamed, or `failed` at any point
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.wire import ChatFields, CompletionFields
+from envsdk.engines.engine import PromptScores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """What an answer says of itself."""
+
+    unique: str
+    """Part of its id: hexadecimal digits that no other answer has."""
+    created: int
+    """Unix time, seconds."""
+    token_text: Callable[[int], str]
+    """The text of a token, special ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyWriter(ABC):
+    """One request, and how the answer to it is written.
+
+    Each method for streamed answers returns server-sent events as text: none, one or several.
+    """
+
+    fields: ChatFields | CompletionFields
+    """The request, in the form in which it is answered."""
+    head: ReplyHead
+
+    @abstractmethod
+    def whole(self, prompts: Sequence[Prompt], answers: Sequence[tuple[Prompt, Answer]]) -> dict[str, Any]:
+        """The answer to a request that does not stream; `answers` in the order of their choices."""
+
+    @abstractmethod
+    def first(self, index: int, prompt: Prompt) -> str:
+        """What comes before a choice's first piece."""
+
+    @abstractmethod
+    def piece(self, index: int, piece: Piece) -> str:
+        """Some more of a choice."""
+
+    @abstractmethod
+    def last(self, index: int, answer: Answer) -> str:
+        """The end of a choice, with what was held back."""
+
+    @abstractmethod
+    def end(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> str:
+        """What comes after the last choice."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> str:
+        """What ends a stream that fails."""
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt comes before each reply."""
+        return False
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether it comes with log-probabilities, which are known when the reply has ended."""
+        return False
+
+    def echo(self, index: int, prompt: Prompt, scores: PromptScores | None) -> str:
+        """The prompt, where it comes before each reply."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """One way to ask for replies."""
+
+    path: str
+    """Where it is served: under `/v1` and under `/sessions/ID/v1`."""
+    read: Callable[[bytes, ReplyHead], ReplyWriter]
+    """The body of a request, checked. Raises ApiError."""
+    error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body
+    """The JSON of an error, also on the paths below `path`."""
+    count_body: Callable[[int], Mapping[str, Any]] | None = None
+    """The answer of `PATH/count_tokens`, which is asked as `PATH` is; None where there is no such path."""
+
+
+def server_sent(content: Mapping[str, Any], *, event: str = "") -> str:
+    """One server-sent event with a name, or without."""
+    data = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"event: {event}\ndata: {data}\n\n" if event else f"data: {data}\n\n"

@@ -1,0 +1,1 @@
+"""Protocols of the endpoint beside OpenAI's chat completions and completions."""

@@ -1,0 +1,244 @@
+"""Pure: a request in Anthropic's Messages format, checked, as the chat request that it means.
+
+What the format has and chat has not:
+
+- A user's message holds results of tools: each becomes a message of role `tool`, before the message's text.
+- Claude Code's billing header, a line of the system prompt that changes with each request, is left out.
+- Fields that are not known are counted by name, as `cache_control` is, and change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from envsdk.engines.endpoint.errors import unsupported
+from envsdk.engines.endpoint.messages import FIRST
+from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
+from envsdk.engines.endpoint.reply_text import THOUGHT
+from envsdk.engines.endpoint.wire import ChatFields, chat_fields
+from envsdk.engines.sampling import Temperature, TopK, TopP
+
+FINISHED, UNFINISHED = "finished", "unfinished"
+"""Signatures of thoughts: of one that ended, and of one that the reply was cut in."""
+ERROR = "Error: "
+"""Before the result of a tool that failed."""
+_BILLING = re.compile(r"\s*x-anthropic-billing-header:.*\n*")
+
+
+class _Open(BaseModel):
+    """What may have further fields, which are counted."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+def _blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class TextBlock(_Open):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(_Open):
+    """A thought of the policy. Its signature comes back as it was given."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(_Open):
+    """A thought that only Anthropic's servers can read: ignored."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(_Open):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolReferenceBlock(_Open):
+    """A tool that a search for tools found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+class ToolResultBlock(_Open):
+    """What a call came to."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: (
+        Annotated[
+            list[Annotated[TextBlock | ToolReferenceBlock, Field(discriminator="type")]],
+            FIRST,
+            BeforeValidator(_blocks),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(_Open):
+    """One message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[Annotated[Block, Field(discriminator="type")]], FIRST, BeforeValidator(_blocks)]
+
+
+class Tool(_Open):
+    """A tool of the client. Tools that Anthropic defines have a `type` and no schema: they are refused."""
+
+    name: str
+    type: str | None = None
+    description: str = ""
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(_Open):
+    """Whether and which tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class MessagesFields(_Open):
+    """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+    model: str
+    messages: Annotated[list[Turn], Field(min_length=1), FIRST]
+    system: Annotated[list[TextBlock], FIRST, BeforeValidator(_blocks)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS), FIRST] | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    tools: Annotated[list[Tool], FIRST] | None = None
+    tool_choice: ToolChoice | None = None
+    output_config: dict[str, Any] | None = None
+
+
+def read_messages(body: bytes) -> ChatFields:
+    """The chat request that this one means. Raises ApiError."""
+    asked = validate(MessagesFields, read_json(body))
+    ignored = list(_unknown(asked))
+    messages: list[dict[str, Any]] = []
+    system = [text for block in asked.system or () if (text := _without_billing(block.text, ignored))]
+    if system:
+        messages.append({"role": "system", "content": "\n".join(system)})
+    for turn in asked.messages:
+        messages += _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
+    values: dict[str, Any] = {
+        "model": asked.model,
+        "messages": messages,
+        "max_tokens": asked.max_tokens,
+        "stop": asked.stop_sequences,
+        "stream": asked.stream,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k,
+    }
+    if asked.tools:
+        values["tools"] = [_tool(tool, number) for number, tool in enumerate(asked.tools)]
+    if choice := asked.tool_choice:
+        named = {"type": "function", "function": {"name": choice.name or ""}}
+        values["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
+        values["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    for name, setting in (asked.output_config or {}).items():
+        if name == "format" and isinstance(setting, dict):
+            form = {"type": setting.get("type"), "json_schema": {"schema": setting.get("schema")}}
+            values["response_format"] = form
+        elif setting is not None:
+            ignored.append(f"output_config.{name}")
+    return chat_fields(values, ignored, is_cut_to_room=True)
+
+
+def _without_billing(text: str, ignored: list[str]) -> str:
+    rest = _BILLING.sub("", text, count=1) if _BILLING.match(text) else text
+    if rest != text:
+        ignored.append("system[].x-anthropic-billing-header")
+    return rest
+
+
+def _of_assistant(turn: Turn) -> list[dict[str, Any]]:
+    content, thoughts, calls = "", "", []
+    for block in turn.content:
+        match block:
+            case TextBlock():
+                content += block.text
+            case ThinkingBlock() if block.signature == UNFINISHED:
+                content += THOUGHT[0] + block.thinking
+            case ThinkingBlock(thinking=""):
+                content += "".join(THOUGHT)
+            case ThinkingBlock():
+                thoughts += block.thinking
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                raise unsupported("messages", "has a `tool_result` in a message of the assistant")
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    message |= {"reasoning_content": thoughts} if thoughts else {}
+    return [message | ({"tool_calls": calls} if calls else {})]
+
+
+def _of_others(turn: Turn) -> list[dict[str, Any]]:
+    """Results first: nothing comes between a call and its result."""
+    results = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
+        for block in turn.content
+        if isinstance(block, ToolResultBlock)
+    ]
+    texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
+    if results and not texts:
+        return results
+    return [*results, {"role": turn.role, "content": "\n".join(texts)}]
+
+
+def _result(block: ToolResultBlock) -> str:
+    text = "\n".join(part.text for part in block.content or ())
+    return ERROR + text if block.is_error else text
+
+
+def _tool(tool: Tool, number: int) -> dict[str, Any]:
+    if tool.input_schema is None:
+        raise unsupported(
+            f"tools[{number}]",
+            f"(`{tool.type or tool.name}`) has no `input_schema`: Anthropic's own tools are not served",
+        )
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _unknown(value: Any, where: str = "") -> Iterator[str]:
+    """Names of the fields that nothing is known of, with a list's entries under one name."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _unknown(each, f"{where}[]")
+    elif isinstance(value, _Open):
+        prefix = f"{where}." if where else ""
+        yield from (prefix + name for name, given in (value.model_extra or {}).items() if given)
+        for name, given in value:
+            if isinstance(given, list | _Open):
+                yield from _unknown(given, prefix + name)
