@@ -18,6 +18,7 @@ from envsdk.base.display.model_command import command_of
 from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.base.store.named_models import is_named_model
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.tool_calls.reading import ToolParser
 from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class ServeOptions(Options):
     you trust."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free one."""
+    tool_parser: ToolParser = "auto"
+    """The format in which tool calls are read; auto takes the one that the model's chat template writes."""
     fixed_sampling: bool = False
     """Refuse requests that ask for another temperature, top_p, top_k or seed than the settings': what is
     recorded is to be trained on."""
@@ -75,6 +78,7 @@ def command(options: ServeOptions) -> None:
         host=options.host,
         port=options.port,
         token=token,
+        tool_parser=options.tool_parser,
         rules=SamplingRules(
             **generating.shape(),
             max_new_tokens=generating.max_new_tokens if is_fixed else None,

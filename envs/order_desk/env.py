@@ -13,6 +13,7 @@ from pydantic import Field
 
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.tools import Toolbox, tool
+from envsdk.adapters.tools.answers import NO_CALLS
 from envsdk.contracts.env import Info
 from envsdk.envs.order_desk.desk import (
     ITEMS,
@@ -117,7 +118,7 @@ class OrderDeskEnv(ReplayedEnv):
             terminated=desk.is_over,
             success=desk.is_solved,
             metrics={
-                **({"action_is_valid": 0.0} if called is None else called.metrics()),
+                **({"action_is_valid": 0.0, **NO_CALLS} if called is None else called.metrics()),
                 "lines_ordered": float(len(desk.ordered)),
             },
         )

@@ -14,6 +14,8 @@ from pydantic import Field
 
 from envsdk.contracts.env import AsyncTextEnv, Info
 from envsdk.contracts.turn_env import AnyTextSpaces
+from envsdk.engines.tool_calls.formats import read_reply
+from envsdk.engines.tool_calls.reading import attempt_metric
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
@@ -25,7 +27,7 @@ from envsdk.envs.swe.observations import (
     submitted_text,
     without_surrogates,
 )
-from envsdk.envs.swe.replies import TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
+from envsdk.envs.swe.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.task_list import SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.tasks.task import Outcome
@@ -183,6 +185,8 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         command, note = parse_reply(action, self._args.action_format)
         state = replace(state, turn=state.turn + 1, observation=note)
         metrics = {"action_is_valid": float(not note)}
+        if self._args.action_format == "tool":
+            metrics |= attempt_metric(read_reply(action, tools=SCHEMAS).status)
         reward = -self._args.invalid_penalty if note else 0.0
         info = {"success": False, "metrics": metrics}
         work: Submitted | None = None

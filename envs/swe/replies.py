@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING, find_tool_calls
+from envsdk.engines.tool_calls.formats import CLOSING, OPENING, read_reply, schemas_of
 
 ActionFormat = Literal["bash", "tool"]
 ACTION_FORMATS: tuple[ActionFormat, ...] = ("bash", "tool")
@@ -24,6 +24,8 @@ TOOL_SCHEMA = {
     },
 }
 """The tool of the format `tool`, for chat templates that list tools."""
+
+SCHEMAS = schemas_of([TOOL_SCHEMA])
 
 _FENCE = "```"
 _OPEN, _CLOSE = f"{_FENCE}bash", f"\n{_FENCE}"
@@ -86,7 +88,7 @@ def _bash_blocks(reply: str) -> list[str]:
 def _tool_commands(reply: str) -> list[str]:
     """The command of each call; empty for a call that is not one of `bash` with a command."""
     commands = []
-    for call in find_tool_calls(reply)[1]:
+    for call in read_reply(reply, tools=SCHEMAS).calls:
         command = json.loads(call.arguments).get("command")
         is_command = call.name == TOOL_NAME and isinstance(command, str)
         commands.append(command.strip() if is_command else "")

@@ -18,6 +18,7 @@ Needs only `tokenizers` and `jinja2`: workers that play episodes never load tran
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -44,8 +45,7 @@ _REPLY = "envsdkreplysentinel"
 _USER = "envsdkusersentinel"
 
 # Observations that could change the tokens around them: empty, with white space at an end, with digits or
-# letters
-# that merge with their neighbors, with markup, not ASCII.
+# letters that merge with their neighbors, with markup, not ASCII.
 _PROBES = (
     _USER,
     "",
@@ -60,6 +60,11 @@ _PROBES = (
     "# _ P\n# G _",
 )
 
+# Special tokens that stay in the text of a reply, unless they end it: marks of thoughts and tool calls.
+_MARKS = re.compile(
+    r"</?(think|tool_call|arg_key|arg_value)>|\[(TOOL_CALLS|CALL_ID|ARGS)\]|<｜tool▁\w+｜>"
+    r"|<\|(python_tag|start|channel|constrain|message|end|call)\|>"
+)
 _SUSPICIOUS_CHARS = 16
 """A text with more characters than this per token of room is counted in slices before it is tokenized."""
 _SLICE_CHARS = 1 << 14
@@ -124,7 +129,12 @@ class ChatTokenizer:
 
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
-        self.stop_token_ids = tuple(dict.fromkeys([*self._end_of_turn_ids[-1:], *stop_token_ids]))
+        # Harmony ends each message of a reply so, and the reply by stop tokens of its own.
+        ends = [] if tokenizer.token_to_id("<|call|>") in stop_token_ids else self._end_of_turn_ids[-1:]
+        self.stop_token_ids = tuple(dict.fromkeys([*ends, *stop_token_ids]))
+        special = ((token_id, text) for text, (token_id, token) in self._added.items() if token.special)
+        marks = {token_id: text for token_id, text in special if _MARKS.fullmatch(text)}
+        self._marks = {token_id: marks[token_id] for token_id in marks.keys() - {*self.stop_token_ids}}
         delta = self._find_delta(behind_reply)
         is_exact = delta and all(
             self._join(delta, probe) == self._render_next_ids(probe) for probe in _PROBES
@@ -250,7 +260,10 @@ class ChatTokenizer:
         return len(reply_ids) > 0 and int(reply_ids[-1]) in self.stop_token_ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids, by default without special tokens."""
+        """The text of token ids, by default without special tokens other than `_MARKS`."""
+        if skip_special_tokens and self._marks and not self._marks.keys().isdisjoint(ids):
+            runs = [(mark, [*run]) for mark, run in itertools.groupby(ids, self._marks.get)]
+            return "".join(mark * len(run) if mark else self._tokenizer.decode(run) for mark, run in runs)
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def encode(self, text: str, *, room: int | None = None) -> list[int]:

@@ -17,12 +17,12 @@ from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.contracts.prompts import Message, opening
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.endpoint.answering import writes_tools
 from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.engines.engine import GenerationRequest
 from envsdk.engines.full_context import says_context_is_full
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.sampling import OutputStructure, SamplingParams
+from envsdk.engines.tool_calls.formats import writes_tools
 
 KEPT_PROMPTS = 64
 """First prompts whose tokens are kept for the next members of their groups."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.engines.tool_calls.formats import read_reply
+from envsdk.engines.tool_calls.reading import split_thought
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -24,8 +26,9 @@ class ToolCallsArgs(StrictSettings):
 class ToolCallsReward(RewardFunction):
     """1 when names and arguments of all calls are those of `ground_truth`, in any order; otherwise 0.
 
-    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; one pair of tags may hold a list of
-    them. `ground_truth` is such a list, as data or as JSON; an empty one wants no call.
+    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, whose tags may hold a list, or as
+    another family of models writes it. `ground_truth` is such a list, as data or as JSON; an empty one wants
+    no call.
     """
 
     Args = ToolCallsArgs
@@ -43,8 +46,10 @@ class ToolCallsReward(RewardFunction):
             thought, closing, text = text.partition("</think>")
             if not closing or thought.strip()[:7] != "<think>" or "<think>" in thought.strip()[7:] + text:
                 return Reward(value=0.0, verdict="does not begin with one <think>...</think>", correct=False)
+        reading, text = read_reply(text), split_thought(text)[1]
+        read = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in reading.calls]
         found: Counter[str] = Counter()
-        for part in _CALL.findall(text):
+        for part in [read] if read else _CALL.findall(text) or [""] * bool(reading.problem):
             if (calls := _calls(part)) is None:
                 return Reward(value=0.0, verdict="has a call that cannot be read", correct=False)
             found += calls

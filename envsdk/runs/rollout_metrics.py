@@ -10,6 +10,7 @@ import numpy as np
 from envsdk.base.display.scores import failed_kinds, too_many_failed
 from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
+from envsdk.engines.tool_calls.reading import ATTEMPT, AttemptStatus, attempt_of
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 
 LATEST = 20
@@ -152,13 +153,29 @@ def _staleness(played: Sequence[Trajectory], version: int) -> dict[str, float]:
 
 
 def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over turns of the numbers that environments report in `info["metrics"]`."""
+    """Means over turns of the numbers that environments report in `info["metrics"]`, and shares of calls."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in played:
         for turn in trajectory.turns:
             for name, value in turn.metrics.items():
                 values[name].append(value)
-    return {f"env/{name}": _mean(found) for name, found in sorted(values.items())}
+    means = {f"env/{name}": _mean(found) for name, found in sorted(values.items()) if ATTEMPT not in name}
+    return means | _call_metrics(played)
+
+
+def _call_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares by tag of the turns in which calls were looked for: that tried some, and by status of these."""
+    statuses: dict[str, list[AttemptStatus]] = defaultdict(list)
+    for trajectory in played:
+        statuses[trajectory.task.tag] += filter(None, map(attempt_of, trajectory.turns))
+    metrics: dict[str, float] = {}
+    for tag, found in sorted(statuses.items()):
+        counts = Counter(found)
+        num_tried = len(found) - counts.pop(AttemptStatus.NONE, 0)
+        metrics |= {f"calls/tried/{tag}": num_tried / len(found)} if found else {}
+        tried = [status for status in AttemptStatus if num_tried and status is not AttemptStatus.NONE]
+        metrics |= {f"calls/{status}/{tag}": counts[status] / num_tried for status in tried}
+    return metrics
 
 
 def _merged_share(segments: Sequence[Sequence[Segment]]) -> float:

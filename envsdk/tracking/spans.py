@@ -19,7 +19,7 @@ from typing import Any
 
 from envsdk.config.prices import Prices
 from envsdk.contracts.trajectory import Trajectory, Turn
-from envsdk.engines.endpoint.tool_calls import find_tool_calls
+from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.tracking.cost import Usage, tokens_cost, turn_usages, usage_of
 
 CONVENTIONS = "semantic-conventions-genai 0.1.0"
@@ -148,7 +148,7 @@ def _step_spans(
     turn: Turn, index: int, parent: int, start: float, end: float, *, content: bool
 ) -> Iterator[EpisodeSpan]:
     """The environment's step: a span per tool that the reply calls, each as long as the step, or one."""
-    _, calls = find_tool_calls(turn.reply)
+    calls = read_reply(turn.reply).calls
     if not calls:
         yield EpisodeSpan(name="env.step", parent=parent, start_s=start, end_s=end)
     for place, call in enumerate(calls):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from envsdk.contracts.trajectory import TokenArrays, Trajectory, Turn
+from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_of
 from envsdk.view.columns import finite
 
 TEXT_LIMIT = 100_000
@@ -169,7 +170,8 @@ def _turn_view(
         "reply": _cut(turn.reply),
         "reward": finite(turn.reward),
         "finish_reason": turn.finish_reason,
-        "metrics": {name: finite(value) for name, value in turn.metrics.items()},
+        "metrics": {name: finite(value) for name, value in turn.metrics.items() if ATTEMPT not in name},
+        "calls": attempt_of(turn),
     }
     if (details := _details_view(turn.details)) is not None:
         view["details"] = details

@@ -72,7 +72,7 @@ def test_an_order_nobody_asked_for_ends_the_episode_without_success(wrong: dict[
         (call("order", **{**ORDER, "quantity": 5}), "Error: order: quantity: 5 is greater than", False),
         (call("stock", item="hat"), "Error: stock: item: 'hat' is not one of", False),
         (call("stocks"), "Did you mean 'stock'?", False),
-        ("<tool_call>", "is not closed", False),
+        ("<tool_call>", "the reply ends inside a call", False),
         ("Two bags, please.", "No tool was called. Write <tool_call>", False),
     ],
 )
@@ -83,6 +83,7 @@ def test_what_cannot_be_done_costs_a_turn_and_changes_nothing(reply: str, says: 
     assert says in observation
     assert not terminated
     assert info["metrics"]["action_is_valid"] == float(is_valid)
+    assert sum(name.startswith("call_attempt.") for name in info["metrics"]) == 1
     assert reward == -0.125 - (0.0 if is_valid else 0.25)
     assert env.state_hash() == before
 

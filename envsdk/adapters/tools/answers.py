@@ -4,7 +4,8 @@
     answer = toolbox.answer('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>')
     answer.observation      # "<tool_response>\\n3\\n</tool_response>"
 
-Calls are written as Hermes and Qwen write them. What is wrong with a call is an answer, never an exception.
+Calls are read in the formats of all families of models. What is wrong with a call is an answer, never an
+exception.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, tool
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.contracts.failures import ConfigurationError, describe_error
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING, ToolCall, find_tool_calls
+from envsdk.engines.tool_calls.formats import EXAMPLE, read_reply, schemas_of
+from envsdk.engines.tool_calls.reading import AttemptStatus, ToolCall, attempt_metric
 
 _LONGEST_REASON = 400
+NO_CALLS = {"tool_calls": 0.0, "tool_errors": 0.0, **attempt_metric(AttemptStatus.NONE)}
+"""Metrics of a reply that calls nothing."""
 
 
 class CallStatus(StrEnum):
@@ -44,6 +48,8 @@ class Answer:
     """For the policy: one `<tool_response>` per call, in their order."""
     statuses: tuple[CallStatus, ...]
     """One per call; a single UNREADABLE when they could not be read."""
+    attempt: AttemptStatus
+    """How the reply's attempt to call went: whether its calls could be read, and are offered."""
 
     @property
     def is_valid(self) -> bool:
@@ -60,6 +66,7 @@ class Answer:
             "action_is_valid": float(self.is_valid),
             "tool_calls": float(self.num_carried_out),
             "tool_errors": float(sum(status is not CallStatus.OK for status in self.statuses)),
+            **attempt_metric(self.attempt),
         }
 
 
@@ -95,6 +102,7 @@ class Toolbox:
             self._validators[added.name] = _validator(added)
         if not self.tools:
             raise ConfigurationError("a toolbox needs a tool")
+        self._schemas = schemas_of(self.described())
         self._max_calls_per_reply = max_calls_per_reply
         self._max_output_chars = max_output_chars
 
@@ -105,26 +113,25 @@ class Toolbox:
     def as_text(self) -> str:
         """The tools and how to call them, for a prompt."""
         lines = [json.dumps(each["function"], ensure_ascii=False) for each in self.described()]
-        how = f'{OPENING}{{"name": NAME, "arguments": {{...}}}}{CLOSING}'
-        return "\n".join(["Tools:", *lines, f"Call one: {how}"])
+        return "\n".join(["Tools:", *lines, f"Call one: {EXAMPLE}"])
 
     def answer(self, reply: str, *, num_calls_left: int | None = None) -> Answer | None:
         """Carry out the calls of a reply; None when it holds none.
 
         `num_calls_left`: calls beyond are answered with an error. Raises ToolUnavailable, from a tool.
         """
-        if OPENING not in reply:
+        reading = read_reply(reply, tools=self._schemas)
+        if reading.status is AttemptStatus.NONE:
             return None
-        _, calls = find_tool_calls(reply)
-        if not calls:
-            reason = f"Error: no call was made: {_why_unreadable(reply)}"
-            return Answer(self._response(reason), (CallStatus.UNREADABLE,))
+        if not reading.calls:
+            reason = f"Error: no call was made: {_cut(reading.problem, _LONGEST_REASON)}"
+            return Answer(self._response(reason), (CallStatus.UNREADABLE,), reading.status)
         limit = self._max_calls_per_reply
         reason = f"at most {limit} calls fit into one reply"
         if num_calls_left is not None and num_calls_left < limit:
             limit, reason = num_calls_left, "no calls are left"
         responses, statuses = [], []
-        for number, call in enumerate(calls):
+        for number, call in enumerate(reading.calls):
             status, output = (
                 self._carry_out(call) if number < limit else (CallStatus.OVER_LIMIT, f"Error: {reason}")
             )
@@ -132,7 +139,7 @@ class Toolbox:
             # Calls beyond the limit get one error.
             if number <= limit:
                 responses.append(self._response(output))
-        return Answer("\n".join(responses), tuple(statuses))
+        return Answer("\n".join(responses), tuple(statuses), reading.status)
 
     def _carry_out(self, call: ToolCall) -> tuple[CallStatus, str]:
         known = self.tools.get(call.name)
@@ -217,27 +224,3 @@ def _cut(text: str, limit: int) -> str:
     kept = max(limit - len(note), 0)
     tail = kept // 2
     return text[: kept - tail] + note + (text[-tail:] if tail else "")
-
-
-def _why_unreadable(reply: str) -> str:
-    """What is wrong with the first call that cannot be read."""
-    behind = reply.partition(OPENING)[2]
-    while True:
-        body, closed, behind = behind.partition(CLOSING)
-        if not closed:
-            return f"a {OPENING} is not closed by {CLOSING}"
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            return f"what stands in {OPENING} is not JSON: {_cut(str(error), 120)}"
-        if not isinstance(value, Mapping):
-            return f'write {OPENING}{{"name": NAME, "arguments": {{...}}}}{CLOSING}'
-        if not isinstance(value.get("name"), str) or not value["name"]:
-            return 'a call needs a "name"'
-        if not isinstance(value.get("arguments", {}), Mapping):
-            return '"arguments" must be an object'
-        between, found, behind = behind.partition(OPENING)
-        if found and between.strip():
-            return "nothing may stand between two calls"
-        if not found:
-            return f"nothing may follow the last {CLOSING}"

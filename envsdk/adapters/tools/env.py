@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from envsdk.adapters.hosted import Answer, HostedEnv
-from envsdk.adapters.tools.answers import Toolbox
+from envsdk.adapters.tools.answers import NO_CALLS, Toolbox
 from envsdk.adapters.tools.definition import Tool, ToolUnavailable, load_tool
 from envsdk.adapters.tools.mcp import McpConnection, McpServer
 from envsdk.base import registry
@@ -28,9 +28,10 @@ def tool_use_prompt(*, env: str, env_config: Mapping[str, Any] | None = None, **
 class ToolUseEnv(HostedEnv):
     """An environment of ours with tools.
 
-    A reply with calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each, is answered with what
-    the tools said; the environment does not see it. Any other reply is the environment's. Calls that cannot
-    be read, do not agree with a tool's schema, or fail, are answered with what is wrong.
+    A reply with calls, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` or as another family of
+    models writes them, is answered with what the tools said; the environment does not see it. Any other reply
+    is the environment's. Calls that cannot be read, do not agree with a tool's schema, or fail, are
+    answered with what is wrong.
 
     A tool that is broken (its MCP server is gone) fails the episode, which is then masked.
     """
@@ -126,7 +127,7 @@ class ToolUseEnv(HostedEnv):
             terminated=terminated,
             truncated=truncated,
             success=bool(info.get("success", False)),
-            metrics={**info.get("metrics", {}), "tool_calls": 0.0, "tool_errors": 0.0},
+            metrics={**info.get("metrics", {}), **NO_CALLS},
         )
 
     def oracle(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
+from envsdk.contracts.chat import TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
@@ -31,10 +31,10 @@ from envsdk.engines.endpoint.messages import (
     template_messages,
 )
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
+from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
 from envsdk.engines.endpoint.sessions import Session
-from envsdk.engines.endpoint.tool_calls import OPENING, ToolCall, find_tool_calls
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
 from envsdk.engines.engine import (
     ErrorKind,
@@ -46,13 +46,14 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.tool_calls.formats import HERMES
+from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
 
 COMPLETION_MAX_TOKENS = 16
 """Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
-_PROBE = "envsdktoolprobe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class Answer:
     """One whole reply."""
 
     content: str
-    """Without tool calls."""
+    """Without tool calls. A thought stands before it in `<think>` and `</think>`."""
     tool_calls: Sequence[ToolCall]
     rest: str
     """The part of `content` that no piece showed."""
@@ -126,11 +127,11 @@ class Answerer:
     Prompts of long requests are made on threads of its own, so that short requests overtake them.
     """
 
-    def __init__(self, proxy: InferenceProxy, chat: ChatTokenizer, *, sequence_length: int) -> None:
-        self.chat = chat
+    def __init__(self, proxy: InferenceProxy, reader: ReplyReader, *, sequence_length: int) -> None:
+        self.chat = reader.chat
         self.sequence_length = sequence_length
-        self._writes_tools = writes_tools(chat)
-        self._takes_system = takes_system(chat)
+        self._reader = reader
+        self._takes_system = takes_system(self.chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -175,8 +176,8 @@ class Answerer:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
         messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
         keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
-        shown = messages if self._writes_tools else spelled_out(messages, fields.tools)
-        found = session.record.continued_by_messages(keys) if session is not None else None
+        shown = messages if self._reader.writes_tools else spelled_out(messages, fields.tools)
+        found = session.record.continued_by_messages(keys, messages) if session is not None else None
         if found is not None:
             parent, count = found
             num_before = count + len(shown) - len(messages)
@@ -254,6 +255,11 @@ class Answerer:
         outside = next((id for id in fields.logit_bias or () if int(id) >= self.chat.vocab_size), None)
         if outside is not None:
             raise invalid("logit_bias", f"token id {outside} is outside [0, {self.chat.vocab_size})")
+        if isinstance(fields, ChatFields) and fields.callable_tools and self._reader.calls is not HERMES:
+            raise unsupported(
+                "tool_choice",
+                f"cannot be forced on a model that calls as `{self._reader.calls.name}`: use `auto`",
+            )
         try:
             if session is not None and 0 < rules.max_session_tokens <= session.record.num_tokens:
                 raise ContextFull(
@@ -293,13 +299,7 @@ class Answerer:
 
         Raises ApiError when the engines fail or the session ends meanwhile.
         """
-        reads_calls = isinstance(fields, ChatFields) and fields.reads_tool_calls
-        text = ReplyText(
-            self.chat.decode,
-            stops=fields.stops,
-            hold_from=OPENING if reads_calls else "",
-            ends_with_first_call=isinstance(fields, ChatFields) and fields.ends_with_first_call,
-        )
+        text = self._reader.text(fields)
         is_without_reply = isinstance(fields, CompletionFields) and fields.is_without_reply
         if is_without_reply:
             on_piece = None
@@ -321,8 +321,8 @@ class Answerer:
                 prompt_scores=reply.prompt_scores,
             )
         held_back = text.finish()
-        content, calls = find_tool_calls(text.whole) if reads_calls else (text.whole, ())
-        calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(calls))
+        read = self._reader.read(fields, text.whole)
+        calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(read.calls))
         if session is not None:
             raw = self.chat.decode(reply.token_ids)
             recorded = RecordedReply(
@@ -337,16 +337,18 @@ class Answerer:
                 observation=prompt.observation,
                 state_hash=state_hash,
                 generate_s=generate_s,
+                attempt=read.status if isinstance(fields, ChatFields) and fields.reads_tool_calls else None,
+                thought=split_thought(read.shown)[0],
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
             )
             session.calls |= {call.id: _function(call) for call in calls}
-            key = None if prompt.key is None else next_key(prompt.key, _assistant_message(content, calls))
+            key = None if prompt.key is None else next_key(prompt.key, _assistant_message(read))
             session.record.add(recorded, key=key)
         num_shown = len(text.whole) - len(held_back)
         return Answer(
-            content=content,
+            content=read.shown,
             tool_calls=calls,
-            rest=content[num_shown:],
+            rest=read.shown[num_shown:],
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
             version_spans=reply.version_spans(),
@@ -484,23 +486,13 @@ class _Reply:
         return spans
 
 
-def _assistant_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def _assistant_message(reply: Reading) -> dict[str, Any]:
     """The reply as the client will repeat it."""
-    message: dict[str, Any] = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = [{"function": _function(call)} for call in calls]
+    message: dict[str, Any] = {"role": "assistant", "content": reply.shown}
+    if reply.calls:
+        message["tool_calls"] = [{"function": _function(call)} for call in reply.calls]
     return message
 
 
 def _function(call: ToolCall) -> dict[str, Any]:
     return {"name": call.name, "arguments": json.loads(call.arguments)}
-
-
-def writes_tools(chat: ChatTokenizer) -> bool:
-    """Whether the model's chat template shows the functions that it may call."""
-    function = {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}}
-    asked = [{"role": "user", "content": ""}]
-    try:
-        return _PROBE in chat.render(asked, tools=[{"type": "function", "function": function}])
-    except jinja2.TemplateError:
-        return True

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
-from envsdk.engines.endpoint.tool_calls import ToolCall
+from envsdk.engines.endpoint.reply_text import ThoughtText
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, read_chat, read_completion
 from envsdk.engines.engine import PromptScores, TopTokens
+from envsdk.engines.tool_calls.reading import ToolCall
 
 TextAndLogprob = tuple[str, float | None]
 
@@ -22,7 +23,10 @@ _DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiWriter(ReplyWriter):
-    """Writes the answers to one request."""
+    """Writes the answers to one request. A reply's thought is its `reasoning_content`."""
+
+    _thoughts: dict[int, ThoughtText] = field(default_factory=dict)
+    """Readers of the choices, by their numbers."""
 
     @property
     def reply_id(self) -> str:
@@ -67,15 +71,16 @@ class OpenAiWriter(ReplyWriter):
         return server_sent(self._chunk(index, choice))
 
     def piece(self, index: int, piece: Piece) -> str:
-        if not (piece.text or self.fields.return_token_ids or self.fields.wants_logprobs):
+        said = self._delta(index, piece.text) if self._is_chat else {"text": piece.text}
+        if not (any(said.values()) or self.fields.return_token_ids or self.fields.wants_logprobs):
             return ""
-        choice: dict[str, Any] = {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
+        choice: dict[str, Any] = {"delta": said or {"content": ""}} if self._is_chat else said
         choice |= self._token_details(piece.token_ids, piece.logprobs, piece.top)
         return server_sent(self._chunk(index, choice, version=piece.version))
 
     def last(self, index: int, answer: Answer) -> str:
         if self._is_chat:
-            delta: dict[str, Any] = {"content": answer.rest} if answer.rest else {}
+            delta = self._delta(index, answer.rest, is_last=True)
             if answer.tool_calls:
                 delta["tool_calls"] = [
                     {"index": number, **call} for number, call in enumerate(_tool_calls(answer.tool_calls))
@@ -128,9 +133,10 @@ class OpenAiWriter(ReplyWriter):
     def _choice(self, index: int, prompt: Prompt, answer: Answer) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": answer.finish_reason}
         if self._is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+            parts = self._delta(index, answer.content, is_last=True)
+            message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None, **parts}
             if answer.tool_calls:
-                message["content"] = answer.content or None
+                message["content"] = message["content"] if message["content"].strip() else None
                 message["tool_calls"] = _tool_calls(answer.tool_calls)
             choice["message"] = message
         else:
@@ -145,6 +151,15 @@ class OpenAiWriter(ReplyWriter):
                 name: None if after[name] is None else before[name] + after[name] for name in after
             }
         return choice | self._version_spans(answer)
+
+    def _delta(self, index: int, text: str, *, is_last: bool = False) -> dict[str, Any]:
+        """Fields of a message with some more of a reply."""
+        thought = self._thoughts.setdefault(index, ThoughtText())
+        fields: dict[str, Any] = {}
+        for part, more in [*thought.push(text), *(thought.finish() if is_last else ())]:
+            name = "content" if part == "text" else "reasoning_content"
+            fields |= {name: fields.get(name, "") + more} if more else {}
+        return fields
 
     def _version_spans(self, answer: Answer) -> dict[str, Any]:
         if not self.fields.return_token_ids:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast
 
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
+from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 
 CARRIES_CONTENT = frozenset(
     {"audio", "file", "files", "function_call", "image", "image_url", "images", "input_audio", "refusal",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
+from envsdk.engines.tool_calls.reading import AttemptStatus, split_thought
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,6 +41,10 @@ class RecordedReply:
     state_hash: str | None = None
     """The environment's state that was replied to; None where it is not known."""
     generate_s: float = 0.0
+    thought: str = ""
+    """What stands in `<think>` and `</think>` at its beginning."""
+    attempt: AttemptStatus | None = None
+    """How its attempt to call tools went; None where no tools were given."""
     segment: str | None = None
     """The new part of the prompt and the reply as text, where the prompt was text."""
 
@@ -72,27 +77,32 @@ class ConversationRecord:
     replies: list[RecordedReply] = field(default_factory=list)
     num_tokens: int = 0
     """Tokens of all replies and of what was new in their prompts."""
-    _by_key: dict[str, RecordedReply] = field(default_factory=dict)
+    _by_key: dict[str, list[RecordedReply]] = field(default_factory=dict)
     _children: dict[int | None, list[RecordedReply]] = field(default_factory=dict)
 
     def add(self, reply: RecordedReply, *, key: str | None = None) -> None:
-        """`key`: of the conversation up to this reply (`message_keys`); the newest of equal ones counts."""
+        """`key`: of the conversation up to this reply (`message_keys`)."""
         assert reply.number == len(self.replies), "numbered in order"
         self.replies.append(reply)
         self.num_tokens += len(reply.prompt_ids) + len(reply.token_ids)
         self._children.setdefault(reply.parent.number if reply.parent else None, []).append(reply)
         if key is not None:
-            self._by_key[key] = reply
+            self._by_key.setdefault(key, []).append(reply)
 
-    def continued_by_messages(self, keys: Sequence[str]) -> tuple[RecordedReply, int] | None:
+    def continued_by_messages(
+        self, keys: Sequence[str], messages: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[RecordedReply, int] | None:
         """The longest recorded conversation that these messages repeat, and how many of them it is.
 
-        `keys` are those of `message_keys`.
+        `keys` are those of `message_keys`. The newest of equal replies counts, and none whose thought is
+        another than its message gives.
         """
         for count in range(len(keys) - 1, 0, -1):
-            reply = self._by_key.get(keys[count])
-            if reply is not None:
-                return reply, count
+            message = messages[count - 1] if messages else {"content": ""}
+            given = message.get("reasoning_content") or split_thought(message["content"])[0]
+            for reply in reversed(self._by_key.get(keys[count], ())):
+                if given.strip() in ("", reply.thought.strip()):
+                    return reply, count
         return None
 
     def continued_by_ids(self, ids: Sequence[int]) -> tuple[RecordedReply, int] | None:
@@ -139,8 +149,8 @@ def message_keys(
 ) -> list[str]:
     """Entry i stands for the first i messages under these tools; equal for equal conversations.
 
-    Of an assistant's tool calls the names and arguments count, not the ids. Reasoning that a client took out
-    of a reply's text counts as if it stood there.
+    Of an assistant's tool calls the names and arguments count, not the ids. Its thoughts do not count, nor
+    white space around its text: clients leave them out.
     """
     keys = [_digest("", list(tools or []))]
     for message in messages:
@@ -157,9 +167,8 @@ def _identity(message: Mapping[str, Any]) -> dict[str, Any]:
     identity = dict(message)
     if message["role"] == "assistant":
         identity.pop("name", None)  # clients label replies with the names of their agents
-    if reasoning := identity.pop("reasoning_content", None):
-        identity["content"] = f"<think>{reasoning}</think>{identity['content']}"
-    if message["role"] == "assistant":
+        if not identity.pop("reasoning_content", None):
+            identity["content"] = split_thought(identity["content"])[1]
         identity["content"] = identity["content"].strip()  # clients drop white space at a reply's ends
     if calls := identity.pop("tool_calls", None):
         identity["tool_calls"] = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from envsdk.engines.endpoint.tool_calls import CLOSING, end_of_first_call
+from envsdk.engines.tool_calls.reading import THOUGHT, CallFormat
 
 Decode = Callable[[Sequence[int]], str]
 
-THOUGHT = "<think>", "</think>"
-"""What a reply's thought stands between."""
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What bytes that are no whole character decode to."""
 
@@ -59,7 +57,7 @@ class Detokenizer:
 class ReplyText:
     """The text of one reply as it comes.
 
-    text = ReplyText(decode, stops=["\\n"], hold_from="<tool_call>")
+    text = ReplyText(decode, stops=["\\n"], calls=HERMES)
     for token in tokens:
         shown += text.push(token)
         if text.is_stopped:
@@ -72,22 +70,25 @@ class ReplyText:
         decode: Decode,
         *,
         stops: Sequence[str] = (),
-        hold_from: str = "",
+        begun: str = "",
+        calls: CallFormat | None = None,
         ends_with_first_call: bool = False,
     ) -> None:
-        """Nothing after the first `hold_from` is shown before `finish`; empty is off.
+        """`begun` is the text of a reply that begins in its prompt.
 
-        With `ends_with_first_call` the first tool call that can be read ends the reply, and belongs to it.
+        Nothing after the first mark of `calls` is shown before `finish`. With `ends_with_first_call` the
+        first call that can be read ends the reply, and belongs to it, in formats whose calls end one by one.
         """
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
-        self._hold_from = hold_from
-        self._ends_with_first_call = ends_with_first_call
-        self._longest_stop = max(map(len, (*stops, CLOSING)))
-        self._markers = [*stops, hold_from] if hold_from else list(stops)
+        self._calls = calls
+        self._openings = calls.openings if calls is not None else ()
+        self._closing = calls.closing if calls is not None and ends_with_first_call else ""
+        self._longest_stop = max(map(len, (*stops, self._closing)))
+        self._markers = [*stops, *self._openings]
         self._num_shown = 0
         self._is_held = False
-        self.whole = ""
+        self.whole = begun
         """All text so far, what is held back included; it ends before a stop string."""
         self.is_stopped = False
         """Whether the reply has ended: no further token belongs to it."""
@@ -109,17 +110,18 @@ class ReplyText:
         search_from = max(0, len(self.whole) - self._longest_stop + 1)
         self.whole += new
         ends = [(at, stop) for stop in self._stops if (at := self.whole.find(stop, search_from)) >= 0]
-        if self._ends_with_first_call and CLOSING in self.whole[search_from:]:
-            behind = end_of_first_call(self.whole)
-            ends += [(behind, "")] if behind is not None else []
+        at = self.whole.find(self._closing, search_from) if self._closing else -1
+        if self._calls and at >= 0 and self._calls.read(self.whole[: at + len(self._closing)], {}).calls:
+            ends.append((at + len(self._closing), ""))
         if ends:
             end, self.stop = min(ends)
             self.whole = self.whole[:end]
             self.is_stopped = True
 
     def _safe_end(self) -> int:
-        if self._hold_from and not self._is_held:
-            at = self.whole.find(self._hold_from, self._num_shown)
+        if not self._is_held:
+            places = [self.whole.find(each, self._num_shown) for each in self._openings]
+            at = min((place for place in places if place >= 0), default=-1)
             if at >= 0:
                 self._is_held = True
                 return at
@@ -159,10 +161,11 @@ class ThoughtText:
         given: list[tuple[Part, str]] = []
         opening, closing = THOUGHT
         if self.part is None and self._waiting:
-            if self._waiting.startswith(opening):
-                self.part, self._waiting = "thinking", self._waiting[len(opening) :]
+            begun = self._waiting.lstrip()
+            if begun.startswith(opening):
+                self.part, self._waiting = "thinking", begun[len(opening) :]
                 given.append(("thinking", ""))
-            elif not opening.startswith(self._waiting):
+            elif not opening.startswith(begun):
                 self.part = "text"
         if self.part == "thinking":
             thought, found, rest = self._waiting.partition(closing)

@@ -21,10 +21,12 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.app import EndpointApp
+from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import OnEnded
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.tool_calls.reading import ToolParser
 
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5
@@ -46,6 +48,7 @@ class EndpointConfig:
     """What opens everything; empty makes one up."""
     rules: SamplingRules = field(default_factory=SamplingRules)
     """Rules of requests without a session, and of sessions that are opened over HTTP."""
+    tool_parser: ToolParser = "auto"
     max_body_bytes: int = 16 * 1024**2
     max_sessions: int = 4096
     """Open at the same time."""
@@ -81,7 +84,8 @@ class Endpoint:
         self.sessions = SessionBook(
             self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
         )
-        self._answerer = Answerer(proxy, chat, sequence_length=config.sequence_length)
+        reader = ReplyReader(chat, config.tool_parser)
+        self._answerer = Answerer(proxy, reader, sequence_length=config.sequence_length)
         self._app = EndpointApp(
             answerer=self._answerer,
             sessions=self.sessions,

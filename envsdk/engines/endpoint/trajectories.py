@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from envsdk.contracts.failures import Failure
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 from envsdk.engines.endpoint.record import ConversationRecord
+from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
         log.append_prompt(reply.prompt_ids)
         start = len(log)
         log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans)
+        if reply.attempt is not None:  # it knows better than an environment that was given the text alone
+            measured = {name: value for name, value in measured.items() if ATTEMPT not in name}
         before = -1 if reply.parent is None else reply.parent.number
         turns.append(
             Turn(
@@ -70,7 +73,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 response_start=start,
                 response_end=len(log),
                 finish_reason=reply.finish_reason,
-                metrics=measured,
+                metrics={**measured, **attempt_metric(reply.attempt)},
                 state_hash=reply.state_hash,
                 follows=None if before == reply.number - 1 else before,
             )

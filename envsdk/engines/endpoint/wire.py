@@ -18,8 +18,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST, MessageFields, ignored_in
 from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
-from envsdk.engines.endpoint.tool_calls import call_of
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
+from envsdk.engines.tool_calls.formats import call_of
 
 MAX_CHOICES = 128
 """Most replies to one prompt."""

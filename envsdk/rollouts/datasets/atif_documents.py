@@ -40,7 +40,7 @@ from envsdk.contracts.trajectory import (
     Turn,
     VersionSpan,
 )
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING
+from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 from envsdk.rollouts.datasets.tool_messages import with_tool_calls
 
 VERSION = "ATIF-v1.7"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envsdk.engines.endpoint.tool_calls import find_tool_calls
+from envsdk.engines.tool_calls.formats import read_reply
 
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
 
@@ -42,7 +42,8 @@ def _converted(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 def _with_calls(
     message: Mapping[str, Any], behind: Mapping[str, Any] | None, *, number: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    content, calls = find_tool_calls(message["content"])
+    reading = read_reply(message["content"])
+    content, calls = reading.shown, reading.calls
     if not calls:
         return None
     answers: list[str] = []

@@ -28,6 +28,7 @@
     const parts = turn.details ? turn.details.parts : {};
     if (turn.reward && !turn.details) found.push(h("span", { class: turn.reward > 0 ? "good" : "bad" }, `reward ${View.signed(turn.reward, View.number)}`));
     if (turn.finish_reason !== "stop") found.push(h("span", { class: "warn" }, turn.finish_reason === "length" ? "cut off by its length" : turn.finish_reason));
+    if (turn.calls) found.push(h("span", { class: { none: "", ok: "good", unknown_tool: "warn" }[turn.calls] ?? "bad" }, `tool call: ${turn.calls.replace(/_/g, " ")}`));
     for (const [name, value] of Object.entries(turn.metrics)) if (!(name in parts)) found.push(h("span", {}, `${name.replace(/_/g, " ")} ${View.minus(View.number(value))}`));
     if (turn.tokens) found.push(h("span", {}, View.plural(turn.tokens.ids.length, "token")));
     if (turn.tokens) {

@@ -132,6 +132,22 @@ def test_a_reply_that_holds_no_command_runs_nothing_and_costs_a_turn(
     assert (ending.exit_status, ending.submission, info["reason"]) == ("LimitsExceeded", "", "not_submitted")
 
 
+@pytest.mark.parametrize(
+    ("reply", "attempt"),
+    [
+        ("ls", "none"),
+        ("<tool_call>ls</tool_call>", "malformed"),
+        ('[TOOL_CALLS]ls[ARGS]{"a": 1}', "unknown_tool"),
+    ],
+)
+def test_the_format_of_tools_says_how_an_attempt_to_call_went(
+    make_env: MakeEnv, reply: str, attempt: str
+) -> None:
+    env = make_env(action_format="tool")
+    env.reset(seed=0)
+    assert env.step(reply)[4]["metrics"] == {"action_is_valid": 0.0, f"call_attempt.{attempt}": 1.0}
+
+
 def test_at_the_limit_of_turns_work_is_lost_unless_it_is_to_be_graded(make_env: MakeEnv) -> None:
     for submits, reward in ((False, 0.0), (True, 1.0)):
         env = make_env(max_steps=1, submit_at_limit=submits)

@@ -92,11 +92,33 @@ def test_calls_are_answered_between_moves_and_the_environment_does_not_see_them(
     env = make(call_penalty=0.25)
     env.reset(seed=0)
     reply = "Twice three is " + call("double", '{"number": 3}')
-    metrics = {"action_is_valid": 1.0, "tool_calls": 1.0, "tool_errors": 0.0}
+    metrics = {"action_is_valid": 1.0, "tool_calls": 1.0, "tool_errors": 0.0, "call_attempt.ok": 1.0}
     assert env.step(reply) == (told("6"), -0.25, False, False, {"success": False, "metrics": metrics})
     assert env.step("<answer>Right</answer>")[0] == "_P\n_G"
     observation, reward, terminated, _, info = env.step("<answer>Down</answer>")
     assert (observation, reward, terminated, info["success"]) == ("__\n_V", 1.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        ('[TOOL_CALLS]double[ARGS]{"number": 3}', "ok"),
+        ('{"name": "double", "parameters": {"number": 3}}', "ok"),
+        ("<tool_call>double<arg_key>number</arg_key><arg_value>3</arg_value></tool_call>", "ok"),
+        ("<tool_call>double(3)</tool_call>", "malformed"),
+        ('<tool_call>{"name": "dou', "cut"),
+        (call("doubel"), "unknown_tool"),
+        (f"<think>{call('double')}</think><answer>Right</answer>", "none"),
+        ('{"name": "Right"}', "none"),
+    ],
+)
+def test_each_turn_says_how_its_attempt_to_call_went_in_any_format(reply: str, status: str) -> None:
+    env = make()
+    env.reset(seed=0)
+    observation, *_, info = env.step(reply)
+    assert info["metrics"][f"call_attempt.{status}"] == 1.0
+    assert (observation == told("6")) is (status == "ok")
+    assert observation.startswith("<tool_response>") is (status != "none")
 
 
 def test_a_wrong_call_costs_a_turn_and_the_penalty() -> None:

@@ -44,15 +44,23 @@ def tiny_chat() -> ChatTokenizer:
 
 def qwen_like_chat() -> ChatTokenizer:
     """Byte-level BPE, and a template with tools."""
+    return chat_with_template(QWEN_LIKE)
+
+
+def chat_with_template(template: str) -> ChatTokenizer:
+    """Byte-level BPE, with marks of Mistral's as special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(WORDS, trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet))
     tokenizer.add_special_tokens(
-        [AddedToken(token, normalized=False) for token in ("<|im_start|>", "<|im_end|>")]
+        [
+            AddedToken(token, normalized=False)
+            for token in ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]")
+        ]
     )
-    return ChatTokenizer(tokenizer, QWEN_LIKE)
+    return ChatTokenizer(tokenizer, template)
 
 
 def metaspace_chat() -> ChatTokenizer:

@@ -17,8 +17,8 @@ from envsdk.engines.endpoint.protocol import ReplyHead
 from envsdk.engines.endpoint.protocols.anthropic import MessagesWriter, error_body
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
 from envsdk.engines.endpoint.record import message_keys, next_key
-from envsdk.engines.endpoint.tool_calls import ToolCall
 from envsdk.engines.endpoint.wire import ChatFields, read_chat
+from envsdk.engines.tool_calls.reading import ToolCall
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.f45; cc_entrypoint=cli; cch=1a2b;"
 CACHE = {"type": "ephemeral"}

@@ -131,7 +131,6 @@ async def test_a_session_is_one_line_however_the_client_writes_its_history() -> 
                     ]
         assert len(session.record.replies) == 3
         (line,) = session.record.lines()
-        assert line.num_shared == 0
         ids = CHAT.decode(line[-1].ids, skip_special_tokens=False)
         assert ids.count("ice") == 2
         assert ids.index("ice") < ids.index("Be quick.")

@@ -16,6 +16,7 @@ from envsdk.contracts.segments import last_segment
 from envsdk.contracts.trajectory import NO_VERSION, FinishReason, VersionSpan
 from envsdk.engines.endpoint.answering import Answerer, Prompt
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
+from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.endpoint.trajectories import trajectories
@@ -29,7 +30,7 @@ Messages = list[dict[str, Any]]
 
 
 def answerer() -> Answerer:
-    return Answerer(InferenceProxy({}), CHAT, sequence_length=1 << 20)
+    return Answerer(InferenceProxy({}), ReplyReader(CHAT, "auto"), sequence_length=1 << 20)
 
 
 def new_session() -> Session:

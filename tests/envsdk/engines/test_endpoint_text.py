@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.engines.endpoint.reply_text import Detokenizer, ReplyText
-from envsdk.engines.endpoint.tool_calls import CLOSING, OPENING, find_tool_calls
+from envsdk.engines.tool_calls.formats import CLOSING, HERMES, OPENING, read_reply
+from envsdk.engines.tool_calls.reading import ToolCall
 from tests.envsdk.engines.endpoint_models import CHATS
 
 
@@ -92,11 +93,16 @@ def test_what_may_become_a_stop_string_is_not_shown_before_that_is_known() -> No
 
 def test_nothing_behind_the_start_of_a_tool_call_is_shown_before_the_end() -> None:
     chat = CHATS["qwen_like_chat"]
-    text = ReplyText(chat.decode, hold_from=OPENING)
+    text = ReplyText(chat.decode, calls=HERMES)
     reply = f"Let me look.{OPENING}anything{CLOSING} more"
     pieces = [text.push(token) for token in chat.encode(reply)]
     assert "".join(pieces) == "Let me look."
     assert text.finish() == reply.removeprefix("Let me look.")
+
+
+def _found(reply: str) -> tuple[str, tuple[ToolCall, ...]]:
+    reading = read_reply(reply, HERMES)
+    return reading.shown, reading.calls
 
 
 strings = st.text('ab<>/漢 \n"', max_size=8) | st.sampled_from([OPENING, CLOSING, f"a{CLOSING}\n{OPENING}b"])
@@ -123,7 +129,7 @@ def test_calls_are_found_with_their_arguments(
         OPENING + space + json.dumps({"name": name, "arguments": arguments}) + space + CLOSING
         for name, arguments in calls
     ]
-    found_content, found = find_tool_calls(content + space.join(written) + space)
+    found_content, found = _found(content + space.join(written) + space)
     assert found_content == content
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 
@@ -140,7 +146,7 @@ def test_a_reply_may_end_behind_its_first_call(content: str, calls: list[dict[st
         for arguments in calls
     ]
     chat = CHATS["tiny_chat"]
-    text = ReplyText(chat.decode, ends_with_first_call=True)
+    text = ReplyText(chat.decode, calls=HERMES, ends_with_first_call=True)
     reply = chat.encode(content + "".join(written) + tail)
     pushed = 0
     while not text.is_stopped and pushed < len(reply):
@@ -165,10 +171,10 @@ def test_a_reply_may_end_behind_its_first_call(content: str, calls: list[dict[st
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text(reply: str) -> None:
-    assert find_tool_calls(reply) == (reply, ())
+    assert _found(reply) == (reply, ())
 
 
 @given(st.text('<>/toolca_{}": [],', max_size=60))
 def test_any_text_is_read(reply: str) -> None:
-    content, calls = find_tool_calls(reply)
+    content, calls = _found(reply)
     assert content == reply or calls

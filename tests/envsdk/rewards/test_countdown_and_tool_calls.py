@@ -93,6 +93,15 @@ def test_all_calls_with_all_arguments_count_in_any_order_and_notation() -> None:
     assert tool_calls(tagged(CALLS), []) == 0.0
 
 
+def test_calls_count_in_the_formats_of_other_families_and_never_in_a_thought() -> None:
+    written = '[TOOL_CALLS]mail[ARGS]{"to": "Bo", "copies": 2}[TOOL_CALLS]buy[ARGS]{"what": "tea"}'
+    assert tool_calls(written) == 1.0
+    assert tool_calls(f"<think>so</think>{written}", require_think=True) == 1.0
+    sample = Sample(response='[TOOL_CALLS]mail[ARGS]{"to": "Bo"', row={"ground_truth": CALLS})
+    assert load_reward("tool_calls", {}).score(sample).verdict == "has a call that cannot be read"
+    assert tool_calls(f"<think>{tagged(CALLS)}</think>Done.") == 0.0
+
+
 def test_thinking_comes_first_and_once_where_it_is_asked_for() -> None:
     assert tool_calls(tagged(CALLS), require_think=True) == 0.0
     assert tool_calls(f"<think>so</think>{tagged(CALLS)}", require_think=True) == 1.0

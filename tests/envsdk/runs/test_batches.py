@@ -8,6 +8,7 @@ import pytest
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.failures import Boundary, Failure, TrainerError
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
@@ -193,6 +194,33 @@ def test_metrics_count_outcomes_by_tag_and_never_score_a_failure() -> None:
     assert metrics["failures/engine/turn_timeout"] == 1
     assert metrics["ledger/stale"] == 2
     assert metrics["waste/tokens"] == 9
+
+
+def test_attempts_to_call_tools_are_counted_by_tag_and_status() -> None:
+    statuses = ["ok", "ok", "malformed", "cut", "cut", "unknown_tool", "none", "none"]
+    played = episode(1.0, turns=len(statuses))
+    turns = [
+        replace(turn, metrics=attempt_metric(AttemptStatus(status)) | {"tool_calls": 1.0})
+        for turn, status in zip(played.turns, statuses, strict=True)
+    ]
+    turns[3] = replace(turns[3], finish_reason=FinishReason.LENGTH)
+    never = replace(
+        episode(1.0, tag="Room"), turns=[replace(turns[-1], metrics=attempt_metric(AttemptStatus.NONE))]
+    )
+    batch = RolloutBatch(
+        version=3, groups=[[replace(played, turns=turns)], [never], [episode(0.0, tag="Hall")]]
+    )
+    metrics = rollout_metrics(batch)
+    assert {name: value for name, value in metrics.items() if name.startswith("calls/")} == {
+        "calls/tried/Lake": 6 / 8,
+        "calls/ok/Lake": 2 / 6,
+        "calls/malformed/Lake": 2 / 6,
+        "calls/cut/Lake": 1 / 6,
+        "calls/unknown_tool/Lake": 1 / 6,
+        "calls/tried/Room": 0.0,
+    }
+    assert [name for name in metrics if "attempt" in name] == []
+    assert validation_metrics(batch)["val/calls/tried/Lake"] == 6 / 8
 
 
 def test_an_evaluation_reports_how_many_episodes_it_rests_on() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.contracts.trajectory import Outcome, Trajectory
+from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.view.token_text import token_texts
 from envsdk.view.trajectory_view import TEXT_LIMIT, TURN_LIMIT, group_view, shortened, trajectory_view
 from tests.envsdk.view.view_runs import branched, make_trajectory, tokenizer
@@ -150,6 +151,14 @@ def test_a_failed_member_has_no_part_in_the_mean() -> None:
     view = group_view([won, failed])
     assert view["mean"] == 1.0
     assert [member["advantage"] for member in view["members"]] == [0.0, None]
+
+
+def test_a_turn_shows_how_its_attempt_to_call_tools_went() -> None:
+    trajectory = make_trajectory(1, replies=("Left",))
+    turns = [replace(turn, metrics=attempt_metric(AttemptStatus.CUT)) for turn in trajectory.turns]
+    view = view_of(replace(trajectory, turns=turns))["turns"][0]
+    assert (view["calls"], view["metrics"]) == ("malformed", {})
+    assert view_of(trajectory)["turns"][0]["calls"] is None
 
 
 def graded(details: object) -> Trajectory:

@@ -19,9 +19,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from envsdk.engines.endpoint.errors import unsupported
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
-from envsdk.engines.endpoint.reply_text import THOUGHT
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopK, TopP
+from envsdk.engines.tool_calls.reading import THOUGHT
 
 FINISHED, UNFINISHED = "finished", "unfinished"
 """Signatures of thoughts: of one that ended, and of one that the reply was cut in."""

@@ -1,0 +1,1 @@
+"""Tool calls in replies, in the formats of the families of models."""
