@@ -1,11 +1,12 @@
 """SmolLM2-135M learns word problems by envsdk and by TRL's GRPOTrainer, one after the other on this machine.
 
-    python benchmarks/real_model [--steps 20] [--seeds 42 43 44] [--trl PYTHON] [--json FILE]
+    python benchmarks/real_model [--steps 20] [--seeds 42 43 44] [--trl PYTHON] [--trl-parts 8] [--json FILE]
 
 Same weights, prompts, reward, learning rate, 16 prompts x 8 responses a step. Wall time, CPU time and peak
 memory (PSS) are those of all processes of a command, from its start to its end. Both models are evaluated
 by the same command on the same 256 held-out rows. `--trl` names the Python of an environment with envsdk and
-trl 1.16 (`make bench-trl` makes one and runs this); without it envsdk runs alone.
+trl 1.16 (`make bench-trl` makes one and runs this); without it envsdk runs alone. `--trl-parts` is how many
+backward passes TRL takes for a batch: 1 is its own default, and needs 19 GB.
 
 The exit code is 1 when a goal is missed: a quarter of TRL's wall time and memory, at no lower accuracy.
 """
@@ -73,9 +74,9 @@ def envsdk_run(model: Path, steps: int, seed: int, out: Path) -> tuple[Cost, Pat
     return cost, out / f"run/checkpoints/step_{steps:06d}"
 
 
-def trl_run(python: str, model: Path, steps: int, seed: int, out: Path) -> tuple[Cost, Path]:
+def trl_run(python: str, model: Path, steps: int, seed: int, out: Path, parts: int) -> tuple[Cost, Path]:
     """The same of TRL's."""
-    command = [python, str(HERE / "trl_run.py"), str(model), str(steps), str(seed), str(out)]
+    command = [python, str(HERE / "trl_run.py"), str(model), str(steps), str(seed), str(out), str(parts)]
     return run(command, out / "trl.log"), out / "model"
 
 
@@ -96,6 +97,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--trl", metavar="PYTHON")
+    parser.add_argument("--trl-parts", type=int, default=8, metavar="N")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     model = hub_folder(options.model)
@@ -108,7 +110,7 @@ def main() -> int:
                 if name == "envsdk":
                     cost, trained = envsdk_run(model, options.steps, seed, out)
                 else:
-                    cost, trained = trl_run(options.trl, model, options.steps, seed, out)
+                    cost, trained = trl_run(options.trl, model, options.steps, seed, out, options.trl_parts)
                 share = accuracy(trained, out)
             rows.append({"name": name, "seed": seed, "held_out": share, **asdict(cost)})
             print(

@@ -1,8 +1,9 @@
 """The run of rlvr_smollm2.yaml by TRL's GRPOTrainer: same prompts, reward, batch, learning rate.
 
-    python benchmarks/real_model/trl_run.py MODEL_FOLDER STEPS SEED OUT_FOLDER     in an environment with trl
+    python benchmarks/real_model/trl_run.py MODEL_FOLDER STEPS SEED OUT_FOLDER PARTS   # with trl
 
-Weights, moments and gradients are float32, the forward pass is bfloat16 by autocast, as in envsdk's run.
+The batch is learned in PARTS backward passes of equal size: more parts, less memory. Weights, moments and
+gradients are float32, the forward pass is bfloat16 by autocast, as in envsdk's run.
 """
 
 import sys
@@ -21,7 +22,7 @@ from envsdk.rewards.prompt_data.word_problems import word_problem_rows
 PROMPTS, RESPONSES = 16, 8
 
 
-def train(model: str, num_steps: int, seed: int, out: Path) -> None:
+def train(model: str, num_steps: int, seed: int, out: Path, num_parts: int) -> None:
     """Train and save the model in `out`."""
     torch.set_num_threads(2)
     reward = MathReward(MathArgs(evaluated=True))
@@ -46,7 +47,8 @@ def train(model: str, num_steps: int, seed: int, out: Path) -> None:
         args=GRPOConfig(
             output_dir=str(out / "trl"), max_steps=num_steps, seed=seed, learning_rate=2e-5,
             lr_scheduler_type="constant_with_warmup", warmup_steps=3, max_grad_norm=1.0, beta=0.0,
-            per_device_train_batch_size=PROMPTS * RESPONSES, num_generations=RESPONSES,
+            per_device_train_batch_size=PROMPTS * RESPONSES // num_parts,
+            gradient_accumulation_steps=num_parts, num_generations=RESPONSES,
             max_completion_length=16, temperature=1.0, gradient_checkpointing=False,
             logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, bf16=True,
         ),
@@ -56,4 +58,4 @@ def train(model: str, num_steps: int, seed: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
