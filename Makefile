@@ -300,12 +300,12 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 	@touch $@
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 3 GB
+test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 4 GB
 	$(CLIENTS_BIN)/python -m pytest tests/clients --ignore tests/clients/test_inspect_client.py
 	$(INSPECT_BIN)/python -m pytest tests/clients/test_inspect_client.py tests/clients/test_openai_client.py
 
 CLIENTS := anthropic langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
-PROGRAMS := @anthropic-ai/claude-code@2.1.332
+PROGRAMS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@1.18.33
 
 # litellm and openai-agents need openai 2, inspect_ai needs openai 3. torch comes first, alone: see above.
 $(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt

@@ -1,5 +1,7 @@
 """`envsdk serve MODEL_OR_YAML`: a model behind OpenAI's HTTP protocol, its sessions recorded.
 
+`envsdk serve --scripted FILE` serves written replies in its place.
+
 The token is taken from the environment variable `ENVSDK_ENDPOINT_TOKEN`, or made up and printed once. It is
 in no file and no log.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,14 +26,13 @@ from envsdk.engines.tool_calls.reading import ToolParser
 from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
-    from envsdk.engines.endpoint.server import EndpointConfig
-    from envsdk.rollouts.play.model import ModelSource
+    from envsdk.engines.endpoint.server import Endpoint
 
 
 class ServeOptions(Options):
     """What `envsdk serve` takes."""
 
-    source: Annotated[str, Argument("MODEL_OR_YAML")]
+    source: Annotated[str | None, Argument("MODEL_OR_YAML")] = None
     """A Hugging Face folder, a checkpoint, a model's name such as smollm2, or a run's YAML file: a path, or
     the name of a shipped example. The YAML's engine, sampling settings and sequence length are used."""
     overrides: Annotated[tuple[str, ...], Argument("KEY=VALUE")] = ()
@@ -37,6 +40,10 @@ class ServeOptions(Options):
     actor_infer.strategy_args.strategy_name=embedded ..."""
     model: Annotated[Path | None, Option(metavar="FOLDER")] = None
     """With a YAML: a Hugging Face folder or a checkpoint instead of its `pretrain`."""
+    scripted: Annotated[Path | None, Option(metavar="FILE")] = None
+    """Replies from this file instead of a model's, a line each: text, or JSON with `content`, `tool_calls`,
+    `match`. Every conversation begins at the first one. MODEL_OR_YAML may be absent, or lends its tokenizer
+    and chat template."""
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
     """Where ended sessions go as trajectories; without it nothing is kept."""
     name: Annotated[str | None, Option(metavar="NAME")] = None
@@ -66,35 +73,44 @@ def command(options: ServeOptions) -> None:
         raise ConfigurationError(
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
-    from envsdk.rollouts.play.model_server import find_model, given_token
+    from envsdk.engines.scripted import SCRIPTED_LENGTH
+    from envsdk.rollouts.play.model_server import find_model, given_token, serve_model, serve_script
 
-    token = given_token()
+    token, source = given_token(), options.source
+    if source is None and options.scripted is None:
+        raise ConfigurationError("there is nothing to serve: give MODEL_OR_YAML, or --scripted FILE")
     check_address(options.host, options.port)
-    model = find_model(options.source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
-    is_fixed, generating = options.fixed_sampling, model.generating
+    model, rules, sequence_length = None, SamplingRules(is_fixed=options.fixed_sampling), SCRIPTED_LENGTH
+    if source is not None:
+        model = find_model(source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
+        longest = model.generating.max_new_tokens if options.fixed_sampling else None
+        rules = replace(rules, **model.generating.shape(), max_new_tokens=longest)
+        sequence_length = model.sequence_length
     config = EndpointConfig(
-        model_name=options.name or (options.source if is_named_model(options.source) else "policy"),
-        sequence_length=model.sequence_length,
+        model_name=options.name or (source if source and is_named_model(source) else "policy"),
+        sequence_length=sequence_length,
         host=options.host,
         port=options.port,
         token=token,
         tool_parser=options.tool_parser,
-        rules=SamplingRules(
-            **generating.shape(),
-            max_new_tokens=generating.max_new_tokens if is_fixed else None,
-            is_fixed=is_fixed,
-        ),
+        rules=rules,
     )
-    asyncio.run(_serve(model, config, options.out))
+    folder = None if model is None else model.folder
+    if options.scripted is not None:
+        serving = serve_script(options.scripted, folder, config, options.out)
+    else:
+        assert model is not None, "checked above"
+        serving = serve_model(model, config, options.out)
+    asyncio.run(_serve(serving, str(options.scripted or folder)))
 
 
-async def _serve(model: ModelSource, config: EndpointConfig, out: Path | None) -> None:
-    from envsdk.rollouts.play.model_server import announce, serve_model
+async def _serve(serving: AbstractAsyncContextManager[Endpoint], what: str) -> None:
+    from envsdk.rollouts.play.model_server import announce
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with serve_model(model, config, out) as endpoint:
-        announce(endpoint, str(model.folder))
+    async with serving as endpoint:
+        announce(endpoint, what)
         await stop.wait()
 
 

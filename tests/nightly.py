@@ -36,7 +36,7 @@ TARGETS: Mapping[str, Sequence[str]] = {
     "test-verifiers": (),
     "test-adapters": ("gcc",),
     "test-trackers": (),
-    "test-clients": (),
+    "test-clients": ("nodejs", "npm"),
     "test-vllm": (),
     "test-podman": ("podman", "crun", "runc"),
     "test-cluster": ("redis-server", "iproute2"),

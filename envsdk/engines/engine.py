@@ -35,6 +35,8 @@ class ErrorKind(StrEnum):
     """The request needs an ability that the engine lacks; the message begins with the ability's name."""
     TURN_TIMEOUT = "turn_timeout"
     """No engine answered in time."""
+    SCRIPT_ENDED = "script_ended"
+    """A scripted engine has no further reply for this conversation."""
 
 
 @dataclass(frozen=True, slots=True)

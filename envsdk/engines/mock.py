@@ -118,8 +118,8 @@ class MockSettings(EngineSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class _Script:
-    """What a request gets if nothing interferes."""
+class PlannedReply:
+    """What a request gets if nothing interferes; `planned` makes it."""
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -132,7 +132,7 @@ class _Running:
     """A reply whose latency is passing. Tokens appear evenly over `duration_s`."""
 
     reply: Reply
-    script: _Script
+    script: PlannedReply
     duration_s: float
     since: float | None
     """Loop time of the last start or thaw; None while frozen."""
@@ -185,7 +185,7 @@ class MockCore(Core):
             nested = [list(item) for item in reply if isinstance(item, list)]
             flat = [item for item in reply if isinstance(item, int)]
             self._replies = nested or [flat]
-        self._cache: dict[tuple[int, int, tuple[int, ...]], _Script] = {}
+        self._cache: dict[tuple[int, int, tuple[int, ...]], PlannedReply] = {}
         latency = settings.latency
         self._draws = settings.failure.rate > 0 or settings.hang_rate > 0
         self._instant = not self._draws and isinstance(latency, ConstantLatency) and latency.mean_s == 0.0
@@ -195,7 +195,7 @@ class MockCore(Core):
 
     def begin(self, reply: Reply) -> None:
         self._num_prompt_tokens += len(reply.request.prompt_ids)
-        script = self._script(reply.request, reply.arrival)
+        script = self.plan(reply.request, reply.arrival)
         if self._instant:
             count = len(script.token_ids)
             spans = (VersionSpan(version=self._version, start=0, end=count),) if count else ()
@@ -274,7 +274,8 @@ class MockCore(Core):
     async def close(self) -> None:
         self.abort(list(self.running))
 
-    def _script(self, request: GenerationRequest, arrival: int) -> _Script:
+    def plan(self, request: GenerationRequest, arrival: int) -> PlannedReply:
+        """What the request gets if nothing interferes."""
         sampling = request.sampling
         budget = min(sampling.max_new_tokens, self._sequence_length - len(request.prompt_ids))
         if not self._replies:
@@ -285,28 +286,28 @@ class MockCore(Core):
             ids = self._replies[index]
             if self._settings.num_tokens is not None:
                 ids = list(itertools.islice(itertools.cycle(ids), self._settings.num_tokens))
-            cached = self._cache[key] = _cut(ids, budget, sampling.stop_token_ids, self._settings.logprob)
+            cached = self._cache[key] = planned(ids, budget, sampling.stop_token_ids, self._settings.logprob)
         return cached
 
-    def _drawn_script(self, request: GenerationRequest, budget: int, arrival: int) -> _Script:
+    def _drawn_script(self, request: GenerationRequest, budget: int, arrival: int) -> PlannedReply:
         settings = self._settings
         length = min(settings.num_tokens or budget, budget)
         if settings.reply == "echo":
             tail = request.prompt_ids[-length:].tolist()
-            return _cut(tail, budget, request.sampling.stop_token_ids, settings.logprob)
+            return planned(tail, budget, request.sampling.stop_token_ids, settings.logprob)
         if request.sampling.temperature == 0:  # greedy: the prompt alone decides
             key = zlib.crc32(np.asarray(request.prompt_ids, np.int32).tobytes())
         else:
             key = self._key(request, arrival)
         draw = random.Random(key)
         ids = [int(draw.random() * settings.vocab_size) for _ in range(length)]
-        return _cut(ids, budget, request.sampling.stop_token_ids, -math.log(settings.vocab_size))
+        return planned(ids, budget, request.sampling.stop_token_ids, -math.log(settings.vocab_size))
 
     def _key(self, request: GenerationRequest, arrival: int) -> int:
         seed = request.sampling.seed
         return (self._seed * 1_000_003 + arrival) * 2 + 1 if seed is None else _key_of_seed(seed)
 
-    def _duration_s(self, request: GenerationRequest, script: _Script, uniform: float) -> float:
+    def _duration_s(self, request: GenerationRequest, script: PlannedReply, uniform: float) -> float:
         latency = self._settings.latency
         if isinstance(latency, PerTokenLatency):
             prompt_s = latency.prompt_token_s * len(request.prompt_ids)
@@ -341,7 +342,7 @@ class MockCore(Core):
     def _answer(
         self,
         reply: Reply,
-        script: _Script,
+        script: PlannedReply,
         spans: tuple[VersionSpan, ...],
         reason: FinishReason,
         error: str = "",
@@ -403,11 +404,11 @@ def _quantile_s(latency: DrawnLatency, uniform: float) -> float:
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_LOGPROBS = np.empty(0, np.float32)
-_EMPTY = _Script(_NO_IDS, _NO_LOGPROBS, FinishReason.STOP)
-_FAILED = _Script(_NO_IDS, _NO_LOGPROBS, FinishReason.ERROR, "a failure from the mock engine's script")
+_EMPTY = PlannedReply(_NO_IDS, _NO_LOGPROBS, FinishReason.STOP)
+_FAILED = PlannedReply(_NO_IDS, _NO_LOGPROBS, FinishReason.ERROR, "a failure from the mock engine's script")
 
 
-def _cut(ids: list[int], budget: int, stop_token_ids: tuple[int, ...], logprob: float) -> _Script:
+def planned(ids: list[int], budget: int, stop_token_ids: tuple[int, ...], logprob: float) -> PlannedReply:
     """End `ids` at a stop token (the first one is appended when there is room) or at the budget."""
     stop_at = next((i for i, token in enumerate(ids[:budget]) if token in stop_token_ids), None)
     if stop_at is not None:
@@ -424,4 +425,4 @@ def _cut(ids: list[int], budget: int, stop_token_ids: tuple[int, ...], logprob: 
     # One array may serve many results.
     token_ids.setflags(write=False)
     logprobs.setflags(write=False)
-    return _Script(token_ids, logprobs, reason)
+    return PlannedReply(token_ids, logprobs, reason)

@@ -31,9 +31,15 @@ def look() -> Tool:
     return execute
 
 
-def test_a_task_with_tools_is_solved_in_one_line(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("responses_api", [False, True])
+def test_a_task_with_tools_is_solved_in_one_line(folder: Path, tmp_path: Path, responses_api: bool) -> None:
     with scripted(folder, ["I look." + call("look", where="up"), "It is ice."]) as served:
-        model = get_model(f"openai-api/envsdk/{MODEL}", base_url=served.base_url, api_key=served.key)
+        model = get_model(
+            f"openai-api/envsdk/{MODEL}",
+            base_url=served.base_url,
+            api_key=served.key,
+            responses_api=responses_api,
+        )
         task = Task(
             dataset=[Sample(input="what is up?", target="ice")],
             solver=[use_tools(look()), generate()],

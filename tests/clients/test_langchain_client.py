@@ -53,12 +53,14 @@ def test_tools_are_bound_without_parallel_calls(folder: Path) -> None:
         assert [each["name"] for each in forced.invoke("go").tool_calls] == ["look"]
 
 
-def test_an_agent_with_a_tool_plays_one_line(folder: Path) -> None:
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_an_agent_with_a_tool_plays_one_line(folder: Path, use_responses_api: bool) -> None:
     with scripted(folder, ["I look." + call("look", where="up"), "It is ice."]) as served:
-        agent = create_agent(chat_of(served), tools=[look], system_prompt="You walk.", name="walker")
+        chat = chat_of(served, use_responses_api=use_responses_api)
+        agent = create_agent(chat, tools=[look], system_prompt="You walk.", name="walker")
         said = agent.invoke({"messages": [{"role": "user", "content": "go"}]})["messages"]
         assert [each.type for each in said] == ["human", "ai", "tool", "ai"]
-        assert said[-1].content == "It is ice."
+        assert said[-1].text == "It is ice."
         assert (len(served.replies), served.num_lines) == (2, 1)
 
 

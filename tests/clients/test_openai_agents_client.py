@@ -65,8 +65,9 @@ async def test_its_output_is_of_its_type(folder: Path) -> None:
     assert isinstance(ended.final_output, Step)
 
 
-async def test_its_default_api_says_what_to_set(folder: Path) -> None:
-    with scripted(folder, ["a"]) as served:
+async def test_its_default_api_plays_one_line(folder: Path) -> None:
+    with scripted(folder, [call("look", where="up"), "It is ice."]) as served:
         model = OpenAIResponsesModel(model=MODEL, openai_client=client_of(served))
-        with pytest.raises(openai.NotFoundError, match="OpenAIChatCompletionsModel"):
-            await Runner.run(Agent(name="walker", model=model), "go")
+        agent = Agent(name="walker", instructions="You walk.", model=model, tools=[look])
+        assert (await Runner.run(agent, "go")).final_output == "It is ice."
+        assert (len(served.replies), served.num_lines) == (2, 1)

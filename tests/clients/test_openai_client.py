@@ -156,10 +156,51 @@ def test_an_echo_scores_the_prompt(folder: Path, stream: bool) -> None:
     assert num_recorded == 1  # what only scores a prompt samples nothing
 
 
+FLAT: list[Any] = [
+    {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False},
+    {"type": "custom", "name": "edit", "description": "Edits."},
+]
+
+
+def test_responses_continue_their_line(folder: Path) -> None:
+    edit = call("edit", input="*** Begin Patch")
+    with (
+        scripted(folder, ["<think>Hm.</think>" + call("look", where="up"), edit, "It is ice."]) as served,
+        client_of(served) as client,
+    ):
+        items: list[Any] = [{"role": "user", "content": "answer the task"}]
+        first = client.responses.create(model=MODEL, input=items, tools=FLAT)
+        thought, look = first.output
+        assert (thought.type, look.type) == ("reasoning", "function_call")
+        assert look.type == "function_call"
+        items += first.output
+        items.append({"type": "function_call_output", "call_id": look.call_id, "output": "ice"})
+        with client.responses.stream(model=MODEL, input=items, tools=FLAT) as stream:
+            assert "response.custom_tool_call_input.done" in [event.type for event in stream]
+            second = stream.get_final_response()
+        (edited,) = second.output
+        assert edited.type == "custom_tool_call"
+        assert edited.input == "*** Begin Patch"
+        items += second.output
+        items.append({"type": "custom_tool_call_output", "call_id": edited.call_id, "output": "done"})
+        assert client.responses.create(model=MODEL, input=items, tools=FLAT).output_text == "It is ice."
+        assert (len(served.replies), served.num_lines) == (3, 1)
+
+
+def test_responses_are_parsed_and_calls_forced(folder: Path) -> None:
+    with sampling(folder) as served, client_of(served) as client:
+        parsed = client.responses.parse(model=MODEL, input="answer the task", text_format=Step)
+        forced = client.responses.create(
+            model=MODEL, input="go", tools=FLAT, tool_choice={"type": "custom", "name": "edit"}
+        )
+    assert isinstance(parsed.output_parsed, Step)
+    assert [item.type for item in forced.output] == ["custom_tool_call"]
+
+
 def test_what_is_not_served_says_what_to_do(folder: Path) -> None:
     with scripted(folder, ["a"]) as served, client_of(served) as client:
-        with pytest.raises(openai.NotFoundError, match="chat completions"):
-            client.responses.create(model=MODEL, input="hello")
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            client.responses.retrieve("resp_1")
         with pytest.raises(openai.BadRequestError, match="does not score prompts") as refused:
             client.completions.create(model=MODEL, prompt="a", echo=True, logprobs=0)
         assert refused.value.param == "echo"

@@ -97,6 +97,16 @@ def test_an_agent_outside_leaves_trajectories_with_what_was_sampled(tmp_path: Pa
     assert not any(TOKEN.encode() in path.read_bytes() for path in out.rglob("*") if path.is_file())
 
 
+def test_written_replies_are_served_without_a_model(lake_model: Path) -> None:
+    script = ROOT / "examples" / "scripted_replies.jsonl"
+    asked = {"model": "policy", "messages": [{"role": "user", "content": "title generator"}]}
+    for model in ([], [str(lake_model)]):
+        with serve(*model, "--scripted", str(script), ENVSDK_ENDPOINT_TOKEN=TOKEN) as (_, url):
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            answer: Any = httpx2.post(f"{url}/v1/chat/completions", json=asked, headers=headers).json()
+            assert answer["choices"][0]["message"]["content"] == "A greeting"
+
+
 def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:
     with serve(str(lake_model), MOCK, ENVSDK_ENDPOINT_TOKEN="") as (process, url):
         assert process.stdout is not None
@@ -138,6 +148,8 @@ def test_an_address_that_cannot_be_bound_is_named_before_the_model_is_looked_for
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "give MODEL_OR_YAML, or --scripted FILE"),
+        (["--scripted", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
         (["nowhere"], "nowhere"),
         (["MODEL", "--model", "x"], "is a model already"),
         (["MODEL", "sequence_lenght=5"], "sequence_lenght"),

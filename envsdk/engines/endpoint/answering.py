@@ -88,7 +88,8 @@ class Piece:
     """Version of the weights that sampled its last token."""
 
 
-_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING)
+_FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING, ErrorKind.SCRIPT_ENDED)
+_STATUSES = {ErrorKind.TURN_TIMEOUT: 504, ErrorKind.SCRIPT_ENDED: 400}  # after a 400 clients do not try again
 
 OnPiece = Callable[[Piece], None]
 
@@ -405,8 +406,8 @@ class Answerer:
 def _finish_reason(result: GenerationResult, fields: SamplingFields) -> FinishReason:
     if result.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
         return result.finish_reason
-    if result.error_kind is ErrorKind.TURN_TIMEOUT:
-        raise ApiError(504, result.error, code="turn_timeout")
+    if status := _STATUSES.get(result.error_kind):
+        raise ApiError(status, result.error, code=result.error_kind.value)
     if result.error_kind is ErrorKind.STRUCTURED_OUTPUT:
         raise invalid(fields.structure_field, f"`{fields.structure_field}`: {result.error}")
     if result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING:

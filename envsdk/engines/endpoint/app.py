@@ -25,6 +25,7 @@ from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
+from envsdk.engines.endpoint.protocols.responses import RESPONSES
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body
@@ -32,7 +33,7 @@ from envsdk.engines.endpoint.sessions import Session, SessionBook
 
 _logger = logging.getLogger(__name__)
 
-PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES)
+PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 """Ways to ask for replies."""
 
 MAX_BYTES_PER_TOKEN = 64
@@ -240,14 +241,15 @@ async def _not_a_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     hint = next((hint for path, hint in _OTHER_PROTOCOLS.items() if path in request.url.path), "")
-    told = ApiError(error.status_code, f"{where}: {error.detail}{hint}", code="unknown_url")
+    status = error.status_code
+    if request.headers.get("upgrade", "").lower() == "websocket":  # Codex then falls back to requests
+        status, hint = 426, ". WebSockets are not served: send a POST"
+    told = ApiError(status, f"{where}: {error.detail}{hint}", code="unknown_url")
     return _refusal(request, told, error.headers)
 
 
 _OTHER_PROTOCOLS = {
-    "/responses": ". The Responses API is not served: let the client use chat completions "
-    "(openai-agents: `OpenAIChatCompletionsModel`, or `set_default_openai_api('chat_completions')`; "
-    "LangChain: `use_responses_api=False`; inspect_ai: `-M responses_api=false`)",
+    "/responses/": ". Responses are not stored: they cannot be fetched, canceled or compacted",
     "/v1/v1/messages": ". Anthropic's clients add `/v1` themselves: give them a base URL without it",
     "/embeddings": ". The policy gives no embeddings",
 }

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import without_lone_surrogates
@@ -29,6 +29,25 @@ _OF_SEVERAL_TYPES = frozenset({"content", "input"})
 """Lists whose entries have a type each: pydantic names it behind the entry's position."""
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class OpenBody(BaseModel):
+    """What may have further fields, which are counted (`unknown_in`)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+def unknown_in(body: OpenBody, where: str = "") -> list[str]:
+    """Names of the fields that nothing is known of, with a list's entries under one name."""
+    found = [where + name for name, value in (body.model_extra or {}).items() if value]
+    for name, value in body.__dict__.items():
+        if isinstance(value, OpenBody):
+            found += unknown_in(value, f"{where}{name}.")
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, OpenBody):
+                    found += unknown_in(each, f"{where}{name}[].")
+    return found
 
 
 _MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")

@@ -79,7 +79,6 @@ async def open_engine(model: ModelSource) -> AsyncIterator[tuple[Engine, Inferen
     """The same, with the engine itself, for callers that give it other weights later."""
     from envsdk.contracts.chat import ChatTokenizer
     from envsdk.engines.engine import EngineConfig
-    from envsdk.engines.proxy import InferenceProxy, LocalLink
 
     chat = ChatTokenizer.load(model.folder)
     engine_class: type[Engine] = load_plugin("envsdk.engines", model.engine)
@@ -92,11 +91,20 @@ async def open_engine(model: ModelSource) -> AsyncIterator[tuple[Engine, Inferen
             seed=model.seed,
         )
     )
-    proxy = InferenceProxy({"local": LocalLink(engine)}, turn_timeout_s=model.turn_timeout_s)
+    async with running(engine, turn_timeout_s=model.turn_timeout_s) as proxy:
+        yield engine, proxy, chat
+
+
+@asynccontextmanager
+async def running(engine: Engine, *, turn_timeout_s: float = 300.0) -> AsyncIterator[InferenceProxy]:
+    """A started proxy in front of this engine, which is started and closed."""
+    from envsdk.engines.proxy import InferenceProxy, LocalLink
+
+    proxy = InferenceProxy({"local": LocalLink(engine)}, turn_timeout_s=turn_timeout_s)
     try:
         await engine.start()
         proxy.start()
-        yield engine, proxy, chat
+        yield proxy
     finally:
         await proxy.close()
         await engine.close()

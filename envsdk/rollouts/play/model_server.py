@@ -28,6 +28,7 @@ from envsdk.rollouts.play.model import (
     max_positions,
     model_source,
     open_model,
+    running,
 )
 from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH, resolve_source
 
@@ -78,6 +79,21 @@ async def serve_model(
 ) -> AsyncIterator[Endpoint]:
     """The started endpoint; ended sessions are written to `out`, or not kept where it is None."""
     async with open_model(model) as (proxy, chat), serve_proxy(proxy, chat, config, out) as endpoint:
+        yield endpoint
+
+
+@asynccontextmanager
+async def serve_script(
+    script: Path, folder: Path | None, config: EndpointConfig, out: Path | None
+) -> AsyncIterator[Endpoint]:
+    """The same with written replies, in the tokens and the chat template of the model in `folder`."""
+    from envsdk.engines.engine import EngineConfig
+    from envsdk.engines.scripted import ScriptedEngine
+
+    engine = ScriptedEngine.create(
+        EngineConfig(model=folder, sequence_length=config.sequence_length, strategy_config={"script": script})
+    )
+    async with running(engine) as proxy, serve_proxy(proxy, engine.core.chat, config, out) as endpoint:
         yield endpoint
 
 

@@ -625,7 +625,7 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
         deep = await served.http.post(url, content=b'{"a":' * 5_000)
         long = await served.http.post(url, content=b" " * 100_001)
         nowhere = await served.http.get(served.endpoint.url + "/v2")
-        responses = await served.post("/v1/responses", {"model": "policy", "input": "hello"})
+        responses = await served.http.get(served.endpoint.base_url() + "/responses/resp_1")
         without_echo = {"model": "policy", "prompt": "a", "max_tokens": 0}
         nothing = await served.post("/v1/completions", without_echo)
         method = await served.http.get(url)
@@ -635,7 +635,7 @@ async def test_bodies_routes_and_methods_that_are_wrong_are_told_in_the_same_for
     assert [r.status_code for r in (broken, array, long, nowhere, method)] == [400, 400, 413, 404, 405]
     assert deep.status_code == empty.status_code == many.status_code == alternatives.status_code == 400
     assert (responses.status_code, nothing.status_code) == (404, 400)
-    assert "let the client use chat completions" in responses.json()["error"]["message"]
+    assert "Responses are not stored" in responses.json()["error"]["message"]
     assert "give `echo` too" in nothing.json()["error"]["message"]
     for response in (broken, array, deep, long, nowhere, method, empty, many, alternatives):
         assert response.json()["error"]["message"]

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from envsdk.engines.endpoint.errors import unsupported
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
+from envsdk.engines.endpoint.parsing import MAX_STOPS, OpenBody, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopK, TopP
 from envsdk.engines.tool_calls.reading import THOUGHT
@@ -30,22 +29,16 @@ ERROR = "Error: "
 _BILLING = re.compile(r"\s*x-anthropic-billing-header:.*\n*")
 
 
-class _Open(BaseModel):
-    """What may have further fields, which are counted."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
 def _blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class TextBlock(_Open):
+class TextBlock(OpenBody):
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(_Open):
+class ThinkingBlock(OpenBody):
     """A thought of the policy. Its signature comes back as it was given."""
 
     type: Literal["thinking"]
@@ -53,13 +46,13 @@ class ThinkingBlock(_Open):
     signature: str = ""
 
 
-class RedactedThinkingBlock(_Open):
+class RedactedThinkingBlock(OpenBody):
     """A thought that only Anthropic's servers can read: ignored."""
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(_Open):
+class ToolUseBlock(OpenBody):
     """A call of a tool."""
 
     type: Literal["tool_use"]
@@ -68,7 +61,7 @@ class ToolUseBlock(_Open):
     input: dict[str, Any]
 
 
-class ToolReferenceBlock(_Open):
+class ToolReferenceBlock(OpenBody):
     """A tool that a search for tools found."""
 
     type: Literal["tool_reference"]
@@ -79,7 +72,7 @@ class ToolReferenceBlock(_Open):
         return self.tool_name
 
 
-class ToolResultBlock(_Open):
+class ToolResultBlock(OpenBody):
     """What a call came to."""
 
     type: Literal["tool_result"]
@@ -98,14 +91,14 @@ class ToolResultBlock(_Open):
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Turn(_Open):
+class Turn(OpenBody):
     """One message."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[list[Annotated[Block, Field(discriminator="type")]], FIRST, BeforeValidator(_blocks)]
 
 
-class Tool(_Open):
+class Tool(OpenBody):
     """A tool of the client. Tools that Anthropic defines have a `type` and no schema: they are refused."""
 
     name: str
@@ -114,7 +107,7 @@ class Tool(_Open):
     input_schema: dict[str, Any] | None = None
 
 
-class ToolChoice(_Open):
+class ToolChoice(OpenBody):
     """Whether and which tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -122,7 +115,7 @@ class ToolChoice(_Open):
     disable_parallel_tool_use: bool = False
 
 
-class MessagesFields(_Open):
+class MessagesFields(OpenBody):
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
     model: str
@@ -142,7 +135,7 @@ class MessagesFields(_Open):
 def read_messages(body: bytes) -> ChatFields:
     """The chat request that this one means. Raises ApiError."""
     asked = validate(MessagesFields, read_json(body))
-    ignored = list(_unknown(asked))
+    ignored = unknown_in(asked)
     messages: list[dict[str, Any]] = []
     system = [text for block in asked.system or () if (text := _without_billing(block.text, ignored))]
     if system:
@@ -229,16 +222,3 @@ def _tool(tool: Tool, number: int) -> dict[str, Any]:
         )
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
-
-
-def _unknown(value: Any, where: str = "") -> Iterator[str]:
-    """Names of the fields that nothing is known of, with a list's entries under one name."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _unknown(each, f"{where}[]")
-    elif isinstance(value, _Open):
-        prefix = f"{where}." if where else ""
-        yield from (prefix + name for name, given in (value.model_extra or {}).items() if given)
-        for name, given in value:
-            if isinstance(given, list | _Open):
-                yield from _unknown(given, prefix + name)
