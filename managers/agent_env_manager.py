@@ -33,7 +33,7 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session, SessionEnvironment
-from envsdk.engines.endpoint.trajectories import trajectories, without_replies
+from envsdk.engines.endpoint.trajectories import trajectory
 from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.managers.env_host import EnvHost, EpisodeFailed
@@ -75,8 +75,8 @@ class AgentEpisode:
 class AgentEnvManager(TrajEnvManager):
     """To use it, derive a class that sets `command` or overrides `run_agent`.
 
-    The run's sampling settings apply: a request for another distribution or seed is refused. An agent that
-    rewrites its history creates several lines of replies; the line with the latest reply is the trajectory.
+    The run's sampling settings apply: a request for another distribution or seed is refused. Every reply is
+    learned from: those of an agent that rewrites its history, or starts others, are several segments.
     """
 
     command: ClassVar[Sequence[str]] = ()
@@ -89,6 +89,11 @@ class AgentEnvManager(TrajEnvManager):
         super().__init__(**kwargs)
         if not isinstance(self._policy, EnginePolicy):
             raise ConfigurationError(f"{type(self).__name__} needs a policy that asks an engine")
+        if self._setup.window or self._setup.compact_at:
+            raise ConfigurationError(
+                f"custom_envs.{self._setup.tag}.context: {type(self).__name__} runs an agent, which decides "
+                "by itself what its prompts show: leave `context` out"
+            )
         self._engine_policy = self._policy
         self._endpoint: Endpoint | None = None
 
@@ -134,6 +139,7 @@ class AgentEnvManager(TrajEnvManager):
                 structure=policy.structure,
                 is_fixed=True,
                 seed=order.policy_seed,
+                max_session_tokens=self._setup.max_episode_tokens,
             ),
         )
         env = _LeasedEnvironment(self._host, self._setup, session)
@@ -180,10 +186,7 @@ class AgentEnvManager(TrajEnvManager):
         outcome = env.outcome or Outcome.TRUNCATED
         if failure is not None:
             failure = self._episode_failure(session, env, failure)
-        lines = session.record.lines()
-        if len(lines) > 1:
-            session.reward(0.0, {"lines_left_out": len(lines) - 1.0})
-        if lines and session.ignored:
+        if session.record.replies and session.ignored:
             session.reward(0.0, {"ignored_fields": float(session.ignored.total())})
         episode = session.episode(
             outcome=Outcome.FAILED if failure is not None else outcome,
@@ -192,7 +195,7 @@ class AgentEnvManager(TrajEnvManager):
             final_observation=env.observation,
             worker=self._worker,
         )
-        return trajectories(session.record, episode)[0] if lines else without_replies(episode)
+        return trajectory(session.record, episode)
 
     def _episode_failure(self, session: Session, env: _LeasedEnvironment, failure: Failure) -> Failure | None:
         """The cause behind the agent's failure; None when the episode has an outcome anyway."""

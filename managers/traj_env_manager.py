@@ -2,9 +2,11 @@
 
     lease -> reset -> (prompt -> reply -> step)* -> submit -> lease -> ...
 
-Each manager runs its own loop and never waits for another. A trajectory is one sequence, token-in-token-out:
-the policy appends the sampled tokens to the episode's log, and no text is tokenized twice. Managers need no
-Ray: an `EnvWorker` runs many of them in an actor, `collect` and `evaluate` run them in one process.
+Each manager runs its own loop and never waits for another. A trajectory is token-in-token-out: the policy
+appends the sampled tokens to the log of its line, and no text of a line is tokenized twice. There is one line
+unless prompts show only the last turns (`window`), or a summary of those before (`compact_at`): later turns
+then begin lines of their own. Managers need no Ray: an `EnvWorker` runs many of them in an actor, `collect`
+and `evaluate` run them in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 from envsdk.contracts.env import Info
 from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, describe_error
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.prompts import SUMMARY, AgentPrompts, Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 from envsdk.engines.full_context import is_full_context
@@ -45,6 +47,14 @@ class TagSetup:
     """Constrains the text of a model's replies."""
     with_state_hashes: bool = False
     """Record a hash of the environment's state before each reply."""
+    window: int = 0
+    """How many turns a prompt shows; 0: all."""
+    compact_at: int = 0
+    """Tokens of a line from which on the policy is asked for a summary; 0: it never is."""
+    compact_prompt: str = ""
+    """What it is asked."""
+    max_episode_tokens: int = 0
+    """Tokens of an episode from which on no turn begins; 0: no limit."""
 
     @property
     def shown(self) -> TagPrompts:
@@ -55,6 +65,7 @@ class TagSetup:
             max_new_tokens=self.max_new_tokens,
             env_type=self.blueprint.spec.id,
             env_config={**self.blueprint.spec.kwargs, **self.blueprint.env_config},
+            window=self.window,
         )
 
 
@@ -175,51 +186,76 @@ class TrajEnvManager:
         return episode.finish()
 
     async def _play_turns(self, order: EpisodeOrder, episode: _Episode) -> None:
-        setup, host, policy = self._setup, self._host, self._policy
+        setup, host = self._setup, self._host
         clock = time.perf_counter
         before = clock()
         observation, start = await host.reset(order.seed, host.blueprint.reset_options(order.task))
         episode.env_s += clock() - before
-        episode.tools = start.get("tools", ())
+        episode.tools, episode.history = start.get("tools", ()), start.get("history", ())
         for turn_index in range(setup.max_turns):
-            num_actions_left = setup.max_turns - turn_index
-            context = TurnContext(
-                system=setup.prompts.system,
-                prompt=setup.prompts.user(
-                    observation=observation,
-                    turn_index=turn_index,
-                    num_actions_left=num_actions_left,
-                    max_response_length=setup.max_new_tokens,
-                ),
-                observation=observation,
-                turn_index=turn_index,
-                num_actions_left=num_actions_left,
-                env=host,
-                seed=stable_seed(order.policy_seed, turn_index),
-                log=episode.log,
-                session_id=episode.trajectory_id,
-                prompt_group=None if turn_index else order.group_id,
-                tools=episode.tools,
-                turns=episode.turns,
-                history=start.get("history", ()),
-            )
+            if 0 < setup.max_episode_tokens <= len(episode.log):
+                return
             episode.final_observation = observation
             state_hash = await host.state_hash() if setup.with_state_hashes else None
+            is_long = 0 < setup.compact_at <= len(episode.line)
+            if is_long and len(episode.turns) > episode.line_start:
+                asked = setup.compact_prompt
+                reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, role=SUMMARY)
+                episode.add_turn(asked, reply, 0.0, {}, state_hash, generate_s=generate_s, role=SUMMARY)
+                episode.begin_line(setup.shown)
+            elif 0 < setup.window <= turn_index:
+                episode.begin_line(setup.shown)
+            prompt = setup.prompts.user(
+                observation=observation,
+                turn_index=turn_index,
+                num_actions_left=setup.max_turns - turn_index,
+                max_response_length=setup.max_new_tokens,
+            )
+            reply, generate_s = await self._ask(order, episode, turn_index, prompt, observation)
             before = clock()
-            reply = await _act(policy, context)
-            after = clock()
-            episode.generate_s += after - before
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
-            stepped = clock()
-            episode.env_s += stepped - after
-            times = {"generate_s": after - before, "env_s": stepped - after}
-            episode.add_turn(observation, reply, reward, info, state_hash, **times)
+            env_s = clock() - before
+            episode.env_s += env_s
+            episode.add_turn(observation, reply, reward, info, state_hash, generate_s=generate_s, env_s=env_s)
             observation = episode.final_observation = next_observation
             episode.success = info["success"]
             if terminated or truncated:
                 episode.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
                 return
-        episode.outcome = Outcome.TRUNCATED
+
+    async def _ask(
+        self,
+        order: EpisodeOrder,
+        episode: _Episode,
+        turn_index: int,
+        prompt: str,
+        observation: str,
+        *,
+        role: str = "",
+    ) -> tuple[Reply, float]:
+        """The policy's reply, and the seconds until it came."""
+        setup = self._setup
+        context = TurnContext(
+            system=setup.prompts.system,
+            prompt=prompt,
+            observation=observation,
+            turn_index=turn_index,
+            num_actions_left=setup.max_turns - turn_index,
+            env=self._host,
+            seed=stable_seed(order.policy_seed, turn_index, *([role] if role else [])),
+            log=episode.line,
+            session_id=episode.trajectory_id,
+            prompt_group=None if turn_index else order.group_id,
+            tools=episode.tools,
+            turns=episode.turns,
+            line_start=episode.line_start,
+            history=[*episode.history, *episode.carried] if episode.carried else episode.history,
+        )
+        before = time.perf_counter()
+        reply = await _act(self._policy, context)
+        generate_s = time.perf_counter() - before
+        episode.generate_s += generate_s
+        return reply, generate_s
 
 
 async def _act(policy: Policy, context: TurnContext) -> Reply:
@@ -268,7 +304,18 @@ class _Episode:
     worker: str
     trajectory_id: str = field(init=False)
     log: TokenLog = field(default_factory=TokenLog)
+    """Tokens of all turns, in the order of time."""
+    line: TokenLog = field(init=False)
+    """Tokens of the present line; the same log until another line begins."""
     turns: list[Turn] = field(default_factory=list)
+    history: Sequence[Message] = ()
+    """Messages before the first observation."""
+    carried: Sequence[Message] = ()
+    """Turns of earlier lines that the present one shows again."""
+    line_start: int = 0
+    """The present line's first turn."""
+    _num_copied: int = 0
+    """How many of a later line's tokens are in `log`."""
     outcome: Outcome = Outcome.TRUNCATED
     failure: Failure | None = None
     success: bool = False
@@ -280,6 +327,21 @@ class _Episode:
 
     def __post_init__(self) -> None:
         self.trajectory_id = f"{self.order.task.split}-{self.order.lease_id}"
+        self.line = self.log
+
+    def begin_line(self, shown: TagPrompts) -> None:
+        """The next turn begins a line, whose prompt shows of the turns before what `shown` says."""
+        self.line_start, self._num_copied, self.line = len(self.turns), 0, TokenLog()
+        self.carried = shown.spoken(self.turns, shown.carried(self.turns, self.line_start))
+
+    def _place(self) -> int:
+        """Take over what is new in the line. Returns how far behind its places its tokens stand in `log`."""
+        if self.line is self.log:
+            return 0
+        shift = len(self.log) - self._num_copied
+        self.log.extend(self.line, self._num_copied)
+        self._num_copied = len(self.line)
+        return shift
 
     def add_turn(
         self,
@@ -290,21 +352,25 @@ class _Episode:
         state_hash: str | None,
         *,
         generate_s: float,
-        env_s: float,
+        env_s: float = 0.0,
+        role: str = "",
     ) -> None:
+        shift = self._place()
         self.turns.append(
             Turn(
                 observation=observation,
                 reply=reply.text,
                 reward=reward,
-                response_start=reply.response_start,
-                response_end=reply.response_end,
+                response_start=reply.response_start + shift,
+                response_end=reply.response_end + shift,
                 finish_reason=reply.finish_reason,
                 metrics=info.get("metrics") or {},
                 state_hash=state_hash,
                 details=info.get("details"),
                 generate_s=generate_s,
                 env_s=env_s,
+                follows=-1 if self.line_start == len(self.turns) > 0 else None,
+                role=role,
             )
         )
 

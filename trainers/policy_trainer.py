@@ -107,7 +107,7 @@ class PolicyTrainer(Trainer):
         return tally
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """One batch: `ppo_epochs` passes in mini-batches of `ppo_mini_batch_size` sequences."""
+        """One batch: `ppo_epochs` passes in mini-batches of `ppo_mini_batch_size` trajectories."""
         started = time.perf_counter()
         with_values = self.config.with_value_head
         check_sequences(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.algorithms.aggregation import sequence_weights
+from envsdk.algorithms.aggregation import sequence_weights, trajectory_numbers
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import own_args
 from envsdk.contracts.failures import TrainerError
@@ -131,15 +131,22 @@ class BatchRows:
 def optimizer_steps(batch: TrainBatch, args: AlgorithmArgs, seed: int) -> list[list[int]]:
     """Sequences of each optimizer step: `ppo_epochs` passes in mini-batches; a pass's last may be smaller.
 
-    The order is a hash of (seed, step, epoch), so a resumed run repeats it.
+    `ppo_mini_batch_size` counts trajectories, whose segments stay together. The order is a hash of
+    (seed, step, epoch), so a resumed run repeats it.
     """
-    count = len(batch.sequences)
+    segments: dict[int, list[int]] = {}
+    for index, number in enumerate(trajectory_numbers([each.trajectory_id for each in batch.sequences])):
+        segments.setdefault(int(number), []).append(index)
+    count = len(segments)
     size = args.ppo_mini_batch_size or count
     steps: list[list[int]] = []
     for epoch in range(args.ppo_epochs):
         generator = np.random.default_rng(stable_seed(seed, "minibatch", batch.step, epoch))
         order = generator.permutation(count) if size < count else np.arange(count)
-        steps.extend(order[start : start + size].tolist() for start in range(0, count, size))
+        steps.extend(
+            [index for number in order[start : start + size].tolist() for index in segments[number]]
+            for start in range(0, count, size)
+        )
     return steps
 
 

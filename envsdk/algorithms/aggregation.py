@@ -1,21 +1,20 @@
 """How per-token losses of a ragged batch become one number.
 
 Every mode is a weighted sum over tokens whose weights depend on response lengths, and on which sequences
-are of one trajectory, alone:
+are segments of one trajectory, alone. A trajectory counts once, however many segments it has:
 
-    loss = sum_i w_i sum_t loss_it          L_i response tokens in sequence i, M sequences with any
+    loss = sum_i w_i sum_t loss_it          L_i response tokens in the trajectory of sequence i,
+                                            M trajectories with any
 
-    token-mean                   w_i = 1 / sum_j L_j    each token counts the same
-    seq-mean-token-sum           w_i = 1 / M            no length bias
-    seq-mean-token-sum-norm      w_i = 1 / (M C)        the same, in units of C = loss_agg_length tokens
-    seq-mean-token-mean          w_i = 1 / (M L_i)      each sequence counts the same
-    trajectory-mean-token-sum    w_i = 1 / M'           no length bias; M' trajectories with any
-    trajectory-mean-token-mean   w_i = 1 / (M' L'_i)    each trajectory counts the same, however many
-                                                        sequences it is cut into; L'_i tokens in all of them
+    token-mean                 w_i = 1 / (number of all response tokens)      each token counts the same
+    seq-mean-token-sum         w_i = 1 / M            no length bias
+    seq-mean-token-sum-norm    w_i = 1 / (M C)        the same, in units of C = loss_agg_length tokens
+    seq-mean-token-mean        w_i = 1 / (M L_i)      each trajectory counts the same
+
+`trajectory-mean-token-sum` and `trajectory-mean-token-mean` are other names of the second and the fourth.
 
 Sources: DAPO, arXiv:2503.14476, eq. 8 (token-mean); Dr. GRPO, arXiv:2503.20783 (token-sum, and
-its constant norm); GRPO, arXiv:2402.03300, eq. 3 (seq-mean-token-mean). The trajectory modes are the same
-formulas with the tokens of a trajectory for those of a sequence.
+its constant norm); GRPO, arXiv:2402.03300, eq. 3 (seq-mean-token-mean).
 
 The weights are computed once over the optimizer step, so the split into micro-batches or ranks, the
 order of the rows and the padding cannot change the result.
@@ -53,9 +52,8 @@ def sequence_weights(
         return np.zeros_like(lengths)
     if mode == "token-mean":
         return np.asarray(filled / lengths.sum(), np.float64)
-    unit, _, how = mode.partition("-mean-")
-    is_own = trajectories is None or unit == "seq"
-    units = np.arange(len(lengths)) if is_own else _trajectory_numbers(trajectories or ())
+    how = mode.partition("-mean-")[2]
+    units = trajectory_numbers(trajectories or [None] * len(lengths))
     denominators = np.ones_like(lengths)
     if how == "token-mean":
         denominators = np.bincount(units, weights=lengths)[units].astype(np.float64)
@@ -68,7 +66,7 @@ def sequence_weights(
     return weights
 
 
-def _trajectory_numbers(trajectories: Sequence[str | None]) -> NDArray[np.int64]:
+def trajectory_numbers(trajectories: Sequence[str | None]) -> NDArray[np.int64]:
     """0, 1, ...: the trajectory of each sequence."""
     numbers: dict[str | int, int] = {}
     keys = [index if name is None else name for index, name in enumerate(trajectories)]

@@ -27,7 +27,7 @@ class AlgorithmKeys(LossKeys, AdvantageKeys):
     """What is maximized, and how: top-level keys of the YAML (`RunConfig` inherits them)."""
 
     loss_agg_mode: LossAggregation = "token-mean"
-    """How per-token losses become one number, over all sequences of an optimizer step."""
+    """How per-token losses become one number, over all trajectories of an optimizer step."""
     loss_agg_length: int | None = Field(default=None, ge=1)
     """Tokens that `seq-mean-token-sum-norm` divides by; the same in every step."""
 

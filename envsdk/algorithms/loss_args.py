@@ -29,7 +29,7 @@ class LossKeys(StrictSettings):
     ppo_epochs: int = Field(default=1, ge=1)
     """Passes over each batch."""
     ppo_mini_batch_size: int | None = Field(default=None, ge=1)
-    """Sequences per optimizer step; null makes one step per pass."""
+    """Trajectories per optimizer step; null makes one step per pass."""
     entropy_loss_coef: float = 0.0
     """Weight of the entropy bonus; positive keeps the policy more random."""
 

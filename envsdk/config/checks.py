@@ -257,6 +257,15 @@ def _lengths(config: RunConfig) -> Iterator[Problem]:
                 f"sequence_length={config.sequence_length}; make it smaller, or sequence_length larger",
             )
 
+    for tag, env in config.custom_envs.items():
+        longest = config.max_response_tokens(tag)
+        if env.compact_at is not None and env.compact_at + longest >= config.sequence_length:
+            yield Problem(
+                ("custom_envs", tag, "compact_at"),
+                f"a segment of {env.compact_at} tokens leaves no room for a summary of {longest} within "
+                f"sequence_length={config.sequence_length}; make it smaller",
+            )
+
 
 def _tags(config: RunConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():

@@ -147,6 +147,12 @@ class ValEnvManagerArgs(EnvManagerArgs):
     """How replies of evaluations are sampled; as in training when absent."""
 
 
+COMPACT_PROMPT = (
+    "The conversation is about to be cut. Write down what you must remember of it to continue: the goal, "
+    "what you did, what you found, and what to do next."
+)
+
+
 class CustomEnv(Section):
     """One tag: an environment with its configuration, prompts and limits."""
 
@@ -162,6 +168,19 @@ class CustomEnv(Section):
     """System prompt, shown as it is; the environment's own when absent, none when empty."""
     agent_template: str = "{observation}"
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
+    context: Literal["append", "window", "step", "compact"] = "append"
+    """What a prompt shows: all turns, the last `context_window` ones, this one alone, or the turns since the
+    last summary. All but `append` make several segments of an episode."""
+    context_window: PositiveInt | None = None
+    """How many turns, this one included, with `context: window`."""
+    compact_at: PositiveInt | None = None
+    """With `context: compact`: tokens of a segment from which on the policy is asked for a summary, which
+    begins the next segment."""
+    compact_prompt: str = COMPACT_PROMPT
+    """User message that asks for it."""
+    max_episode_tokens: PositiveInt | None = None
+    """Tokens of all segments of an episode, each counted once, from which on no turn begins: the episode is
+    truncated. No limit when absent; `sequence_length` bounds each segment."""
     structured_output: StructuredOutput | None = None
     """What the text of each reply must be, where the engine is able to (`embedded`, `vllm`)."""
     isolation: Literal["inline", "thread", "async", "process"] | None = None
@@ -174,3 +193,18 @@ class CustomEnv(Section):
     """Deadline of one `step`; the environment's own when absent."""
     env_manager_cls: str | None = None
     """Overrides the manager's `env_manager_cls` for this tag."""
+
+    @model_validator(mode="after")
+    def _goes_with_its_context(self) -> Self:
+        for key, kind in (("context_window", "window"), ("compact_at", "compact")):
+            is_given = getattr(self, key) is not None
+            if is_given and self.context != kind:
+                raise ValueError(f"{key} has no effect with context={self.context}; set context: {kind}")
+            if not is_given and self.context == kind:
+                raise ValueError(f"context: {kind} needs {key}")
+        return self
+
+    @property
+    def shown_turns(self) -> int:
+        """How many turns a prompt shows; 0: all."""
+        return 1 if self.context == "step" else self.context_window or 0

@@ -57,6 +57,9 @@ class TurnContext:
     """Functions that a reply may call, for the chat template: `info["tools"]` of the reset."""
     turns: Sequence[Turn] = ()
     """The episode's turns before this one. Read only."""
+    line_start: int = 0
+    """Which of them is the first that the prompt shows as a turn; those before it are left out, or in
+    `history`."""
     history: Sequence[Message] = ()
     """Messages before the first user message, such as worked examples: `info["history"]` of the reset. One
     in the role `system` takes the place of the tag's."""

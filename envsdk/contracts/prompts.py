@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
 """What `agent_template` may contain in braces; other braces are plain text."""
+
+SUMMARY = "summary"
+"""Role of a turn in which the policy is asked what to remember: it begins the next line."""
 
 Message = dict[str, str]
 """`role` and `content`."""
@@ -62,10 +66,29 @@ class TagPrompts:
     """The environment's id; empty where it is not known."""
     env_config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Its arguments."""
+    window: int = 0
+    """How many turns a prompt shows, this one included; 0: all."""
 
-    def messages(self, turns: Sequence[Turn]) -> list[Message]:
-        """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return conversation(turns, self.prompts, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens)
+    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
+        """The conversation as the policy saw and wrote it, from the system prompt to the last reply.
+
+        `turns` are those of the episode; `numbers` says which of them a segment has, absent all.
+        """
+        numbers = range(len(turns)) if numbers is None else numbers
+        carried = self.carried(turns, numbers[0]) if numbers else ()
+        return [*opening(self.prompts.system, own_history(turns)), *self.spoken(turns, [*carried, *numbers])]
+
+    def carried(self, turns: Sequence[Turn], first: int) -> Sequence[int]:
+        """Turns before a line's `first` that its prompt shows again: a summary, or those of the window."""
+        if first and turns[first - 1].role == SUMMARY:
+            return [first - 1]
+        return range(max(0, first - self.window + 1), first) if self.window else ()
+
+    def spoken(self, turns: Sequence[Turn], numbers: Sequence[int]) -> list[Message]:
+        """These turns of the episode as messages."""
+        return spoken(
+            turns, self.prompts, numbers, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens
+        )
 
 
 def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
@@ -97,13 +120,31 @@ def conversation(
     `history` are messages before the first user message; absent, those that the first turn's details name.
     """
     messages = opening(prompts.system, own_history(turns) if history is None else history)
-    for index, turn in enumerate(turns):
-        user = prompts.user(
-            observation=turn.observation,
-            turn_index=index,
-            num_actions_left=max_turns - index,
-            max_response_length=max_new_tokens,
-        )
+    numbers = range(len(turns))
+    return messages + spoken(turns, prompts, numbers, max_turns=max_turns, max_new_tokens=max_new_tokens)
+
+
+def spoken(
+    turns: Sequence[Turn],
+    prompts: AgentPrompts,
+    numbers: Sequence[int],
+    *,
+    max_turns: int,
+    max_new_tokens: int,
+) -> list[Message]:
+    """The turns `numbers` as messages; requests for a summary are no steps of the environment."""
+    messages: list[Message] = []
+    steps = list(accumulate((turn.role != SUMMARY for turn in turns), initial=0))
+    for number in numbers:
+        turn, step = turns[number], steps[number]
+        user = turn.observation
+        if turn.role != SUMMARY:
+            user = prompts.user(
+                observation=turn.observation,
+                turn_index=step,
+                num_actions_left=max_turns - step,
+                max_response_length=max_new_tokens,
+            )
         messages.append({"role": "user", "content": user})
         messages.append({"role": "assistant", "content": turn.reply})
     return messages

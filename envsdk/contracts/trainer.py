@@ -38,8 +38,8 @@ class TrainSequence:
     old_values: NDArray[np.float32] | None = None
     """Value head's predictions before the first step on this batch (`gae`)."""
     trajectory_id: str | None = None
-    """Sequences of one trajectory share it, and count as one in `loss_agg_mode: trajectory-mean-...`;
-    None: the sequence is a trajectory of its own."""
+    """The segments of one trajectory share it: they are one in a mean over sequences, and
+    are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from envsdk.contracts.failures import ConfigurationError, Failure
 from envsdk.contracts.prompts import Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
+from envsdk.contracts.segments import Segment, last_segment, segments_of
 
 NO_VERSION = -1
 """Version of a token that no policy sampled."""
@@ -140,6 +141,13 @@ class TokenLog:
         self._logprobs += given_logprobs
         self._versions += versions
 
+    def extend(self, other: TokenLog, start: int) -> None:
+        """Append the tokens of another log from `start` on."""
+        self._ids += other._ids[start:]
+        self._mask += other._mask[start:]
+        self._logprobs += other._logprobs[start:]
+        self._versions += other._versions[start:]
+
     def arrays(self) -> TokenArrays:
         """A copy of the log as arrays."""
         return TokenArrays(
@@ -187,6 +195,11 @@ class Turn:
     """Seconds spent waiting for the reply. Not stored: 0 where the episode was read from a file."""
     env_s: float = field(default=0.0, repr=False, compare=False)
     """Seconds spent in the environment's `step`. Not stored."""
+    follows: int | None = None
+    """The turn whose tokens its prompt begins with, and all before them: an index into `Trajectory.turns`, -1
+    where it begins a line of its own. None: the turn before it."""
+    role: str = ""
+    """Who replied, where an episode has several agents; `summary` for a summary of the line so far."""
 
 
 class Outcome(StrEnum):
@@ -213,8 +226,11 @@ class Trajectory:
     success: bool
     """`info["success"]` of the last step; False when the episode failed."""
     turns: Sequence[Turn]
+    """In the order in which they ended. They form a tree where one `follows` not the one before it."""
     tokens: TokenArrays | None
-    """None when the policy samples no tokens (scripted, oracle)."""
+    """In the order of time: what was new in a turn's prompt, its reply, then the next turn. Each token stands
+    once; `segments` puts them together as models compute them. None when the policy samples no tokens
+    (scripted, oracle)."""
     failure: Failure | None = None
     final_observation: str = ""
     started_at: float
@@ -250,9 +266,17 @@ class Trajectory:
         """Oldest version of the tokens; None without sampled tokens."""
         return None if self.tokens is None else self.tokens.oldest_version
 
-    def to_messages(self) -> list[Message]:
+    def segments(self) -> list[Segment]:
+        """Its lines, each as one sequence of tokens; one where every turn continues the turn before it.
+
+        Each sampled token has mask 1 in exactly one of them.
+        """
+        return segments_of(self.turns, self.tokens)
+
+    def to_messages(self, segment: Segment | None = None) -> list[Message]:
         """The conversation as chat messages (`role`, `content`), from the system prompt to the last reply.
 
+        Of an episode with several segments: that of `segment`, or of the one with the last reply.
         ConfigurationError when `shown` is None.
         """
         if self.shown is None:
@@ -261,7 +285,8 @@ class Trajectory:
                 "envsdk.Trajectories.from_folder, or set `shown` by dataclasses.replace(trajectory, "
                 "shown=envsdk.contracts.prompts.TagPrompts(...))"
             )
-        return self.shown.messages(self.turns)
+        segment = segment or last_segment(self.segments())
+        return self.shown.messages(self.turns, segment.numbers)
 
 
 Record = TypeVar("Record")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,14 @@ from envsdk.algorithms.kl import adapted_kl_coef
 from envsdk.algorithms.masks import masked
 from envsdk.algorithms.rewards import mean_kl
 from envsdk.contracts.failures import TrainerError
+from envsdk.contracts.segments import Segment, last_segment
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelScores:
-    """Scores that models give a batch's sequences, where the algorithm asks for them; one array each."""
+    """Scores that models give a batch's segments, where the algorithm asks for them; one array each."""
 
     logprobs: Sequence[NDArray[np.float32]] | None = None
     """`[num_tokens]` under the trainer's present weights: the proximal policy."""
@@ -64,12 +66,17 @@ def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> list[NDArray[np.int32]]:
-    """Token ids that models score, `[num_tokens]` each.
+    """Token ids that models score, `[num_tokens]` each: those of each segment.
 
     `with_end` appends one token, of any id: `Trainer.values` then also gives the value of all the others.
     """
-    ids = [trajectory.tokens.ids for trajectory in trajectories if trajectory.tokens is not None]
+    ids = [segment.tokens.ids for segment in segments_of(trajectories) if segment.tokens is not None]
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids
+
+
+def segments_of(trajectories: Sequence[Trajectory]) -> list[Segment]:
+    """The segments of all trajectories, in their order."""
+    return [segment for trajectory in trajectories for segment in trajectory.segments()]
 
 
 def prepare_batch(
@@ -80,22 +87,25 @@ def prepare_batch(
     *,
     kl_coef: float | None = None,
 ) -> PreparedBatch:
-    """Advantages for `learnable` trajectories, in their order; `scores` are in the same order.
+    """Advantages for `learnable` trajectories, in their order; `scores` are in the order of `segments_of`.
 
+    Advantages are of a trajectory: the turns of all its segments count in the order of time.
     Trajectories that `max_len_mask` and the other masks leave out are not in the batch.
     `kl_coef` is the present weight of the KL penalty: `init_kl_coef` at the start of a run.
     """
     coef = args.init_kl_coef if kl_coef is None else kl_coef
+    segments = [trajectory.segments() for trajectory in trajectories]
+    starts = list(accumulate(map(len, segments), initial=0))
     samples, masks = masked(
         args,
         [
             AdvantageSample.of(
                 trajectory,
-                logprobs=_at(scores.logprobs, index),
-                reference_logprobs=_at(scores.reference_logprobs, index),
-                values=_at(scores.values, index),
+                logprobs=_of_trajectory(scores.logprobs, start, trajectory, parts),
+                reference_logprobs=_of_trajectory(scores.reference_logprobs, start, trajectory, parts),
+                values=_of_trajectory(scores.values, start, trajectory, parts),
             )
-            for index, trajectory in enumerate(trajectories)
+            for trajectory, parts, start in zip(trajectories, segments, starts, strict=False)
         ],
     )
     results = token_advantages(args, samples, kl_coef=coef)
@@ -119,9 +129,11 @@ def prepare_batch(
     batch = TrainBatch(
         step=step,
         sequences=[
-            _sequence(trajectory, result, scores, index)
-            for index, (trajectory, result) in enumerate(zip(trajectories, results, strict=True))
+            _sequence(trajectories[index], segment, result, scores, starts[index] + place)
+            for index, result in enumerate(results)
             if samples[index].learns
+            for place, segment in enumerate(segments[index])
+            if segment.tokens is not None and segment.tokens.response_mask.any()
         ],
         critic_only=args.needs_values and step < args.critic_warmup,
     )
@@ -139,17 +151,17 @@ def _nothing_left(masks: Mapping[str, NDArray[np.bool_]], num_trajectories: int)
 
 
 def _sequence(
-    trajectory: Trajectory, result: TokenAdvantages, scores: ModelScores, index: int
+    trajectory: Trajectory, segment: Segment, result: TokenAdvantages, scores: ModelScores, index: int
 ) -> TrainSequence:
-    tokens = trajectory.tokens
+    tokens = segment.tokens
     assert tokens is not None, "not learnable"
     values = _at(scores.values, index)
     return TrainSequence(
         ids=tokens.ids,
         response_mask=tokens.response_mask,
         behavior_logprobs=tokens.behavior_logprobs,
-        advantages=result.advantages,
-        returns=result.returns,
+        advantages=segment.take(result.advantages),
+        returns=None if result.returns is None else segment.take(result.returns),
         proximal_logprobs=_at(scores.logprobs, index),
         reference_logprobs=_at(scores.reference_logprobs, index),
         old_values=None if values is None else values[:-1],
@@ -176,6 +188,25 @@ def _advantage_metrics(
         "advantage/max": float(tokens.max()),
         "advantage/zero_share": float((tokens == 0).mean()),
     }
+
+
+def _of_trajectory(
+    arrays: Sequence[NDArray[np.float32]] | None, start: int, trajectory: Trajectory, parts: Sequence[Segment]
+) -> NDArray[np.float32] | None:
+    """The scores of a trajectory's tokens, each on its own path, from those of its segments.
+
+    Where there is one for the end, it is that of the segment with the last reply.
+    """
+    if arrays is None or trajectory.tokens is None or len(parts) == 1:
+        return _at(arrays, start)
+    num_tokens, last = len(trajectory.tokens), last_segment(parts)
+    after_end = arrays[start + parts.index(last)][len(last.tokens or ()) :]
+    flat = np.zeros(num_tokens + len(after_end), np.float32)
+    for place, segment in enumerate(parts):
+        if segment.positions is not None:
+            flat[segment.positions] = arrays[start + place][: len(segment.positions)]
+    flat[num_tokens:] = after_end
+    return flat
 
 
 def _at(arrays: Sequence[NDArray[np.float32]] | None, index: int) -> NDArray[np.float32] | None:

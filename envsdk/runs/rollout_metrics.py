@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from envsdk.base.display.scores import failed_kinds, too_many_failed
+from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.engines.tool_calls.reading import ATTEMPT, AttemptStatus, attempt_of
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
@@ -79,6 +80,10 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/zero_variance_groups_share": _mean(map(_has_no_variance, batch.groups)),
         "waste/tokens": float(batch.discarded_tokens),
     }
+    segments = [trajectory.segments() for trajectory in played]
+    if any(len(each) > 1 for each in segments):
+        metrics["rollout/num_segments_mean"] = _mean(map(len, segments))
+        metrics["rollout/merged_share"] = _merged_share(segments)
     if batch.depth is not None:
         metrics["rollout/depth"] = batch.depth
     metrics |= _turn_metrics(played)
@@ -171,6 +176,13 @@ def _call_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
         tried = [status for status in AttemptStatus if num_tried and status is not AttemptStatus.NONE]
         metrics |= {f"calls/{status}/{tag}": counts[status] / num_tried for status in tried}
     return metrics
+
+
+def _merged_share(segments: Sequence[Sequence[Segment]]) -> float:
+    """The share of the segments' tokens that another one has as well, so that they are computed once."""
+    flat = [segment for each in segments for segment in each if segment.tokens is not None]
+    num_tokens = sum(len(segment.tokens or ()) for segment in flat)
+    return sum(segment.num_given_tokens for segment in flat) / max(1, num_tokens)
 
 
 def _has_no_variance(group: Sequence[Trajectory]) -> bool:

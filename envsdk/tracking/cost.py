@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from envsdk.config.prices import Prices
+from envsdk.contracts.segments import prompt_lengths
 from envsdk.contracts.trajectory import Trajectory, Turn
 
 TOTAL = "cost/total"
@@ -32,10 +33,14 @@ class Usage:
         )
 
 
-def turn_usage(turn: Turn) -> Usage:
-    """Usage of one request and the step after it."""
+def turn_usages(turns: Sequence[Turn]) -> list[Usage]:
+    """Usage of each turn: one request and the step after it."""
+    return list(map(_turn_usage, turns, prompt_lengths(turns)))
+
+
+def _turn_usage(turn: Turn, num_prompt_tokens: int) -> Usage:
     return Usage(
-        input_tokens=turn.response_start,
+        input_tokens=num_prompt_tokens,
         output_tokens=turn.response_end - turn.response_start,
         env_s=turn.env_s,
         sandbox_s=turn.metrics.get("sandbox_s", 0.0),
@@ -49,7 +54,7 @@ def usage_of(trajectories: Iterable[Trajectory]) -> Usage:
     """Usage of episodes, failed ones included. Tokens of a turn that was not finished are not known."""
     found = Usage()
     for trajectory in trajectories:
-        own = sum(map(turn_usage, trajectory.turns), start=Usage())
+        own = sum(turn_usages(trajectory.turns), start=Usage())
         found += own + Usage(env_s=trajectory.env_s - own.env_s)
     return found
 

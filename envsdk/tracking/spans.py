@@ -20,7 +20,7 @@ from typing import Any
 from envsdk.config.prices import Prices
 from envsdk.contracts.trajectory import Trajectory, Turn
 from envsdk.engines.tool_calls.formats import read_reply
-from envsdk.tracking.cost import Usage, tokens_cost, turn_usage, usage_of
+from envsdk.tracking.cost import Usage, tokens_cost, turn_usages, usage_of
 
 CONVENTIONS = "semantic-conventions-genai 0.1.0"
 PROVIDER = "envsdk"
@@ -63,6 +63,7 @@ def episode_spans(
     """
     times, are_estimates = _times(trajectory)
     spans = [_episode_span(trajectory, step, model, prices, are_estimates)]
+    usages = turn_usages(trajectory.turns)
     for index, (turn, (start, replied, end)) in enumerate(zip(trajectory.turns, times, strict=True)):
         parent = len(spans)
         spans.append(
@@ -82,7 +83,7 @@ def episode_spans(
             "gen_ai.request.model": model,
             "gen_ai.conversation.id": trajectory.trajectory_id,
             "gen_ai.response.finish_reasons": [str(turn.finish_reason)],
-            **_tokens(turn_usage(turn), prices),
+            **_tokens(usages[index], prices),
         }
         if content:
             chat["gen_ai.input.messages"] = _message("user", turn.observation)

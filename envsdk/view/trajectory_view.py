@@ -73,7 +73,27 @@ def trajectory_view(
         "has_token_texts": texts is not None,
         "turns": turns,
         "turns_left_out": max(0, len(trajectory.turns) - TURN_LIMIT),
+        "segments": _segments_view(trajectory),
     }
+
+
+def _segments_view(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """The turns of each segment that no earlier one has; nothing of an episode of one segment.
+
+    `after` is the turn it branches off, None where it begins with a prompt of its own. Turns count from 1.
+    """
+    segments = trajectory.segments()
+    if len(segments) == 1:
+        return []
+    return [
+        {
+            "role": segment.role,
+            "turns": [number + 1 for number in segment.numbers[segment.num_given_turns :]],
+            "after": segment.numbers[segment.num_given_turns - 1] + 1 if segment.num_given_turns else None,
+            "tokens": len(segment.tokens or ()),
+        }
+        for segment in segments
+    ]
 
 
 def shortened(view: dict[str, Any], limit: int) -> dict[str, Any]:

@@ -91,6 +91,31 @@ class Forgetful(AgentEnvManager):
                 await agent.env.step("go")
 
 
+class Delegating(AgentEnvManager):
+    """Asks a helper in between, a conversation of its own, and puts it another question at last."""
+
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        headers = {"Authorization": f"Bearer {agent.api_key}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
+
+            async def say(messages: list[dict[str, str]], text: str) -> str:
+                messages.append({"role": "user", "content": text})
+                body = {"model": agent.model, "messages": messages}
+                answer = await http.post(f"{agent.base_url}/chat/completions", json=body)
+                reply: str = answer.json()["choices"][0]["message"]["content"]
+                messages.append({"role": "assistant", "content": reply})
+                return reply
+
+            main: list[dict[str, str]] = []
+            helper: list[dict[str, str]] = []
+            shown = await agent.env.look()
+            shown = await agent.env.step(await say(main, shown["prompt"]))
+            await say(helper, "hello")
+            await say(helper, "more")
+            await agent.env.step(await say(main, shown["prompt"]))
+            await say(helper[:2], "less")
+
+
 class StepsTooOften(AgentEnvManager):
     """Goes on when the episode is over, and fails over it."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
 from envsdk.contracts.failures import Boundary
@@ -24,6 +25,7 @@ from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import play_tasks
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.envsdk.engines.endpoint_models import CHATS
 from tests.managers import lake_agents
@@ -166,12 +168,25 @@ async def test_an_agent_that_leaves_early_is_truncated() -> None:
     assert (trajectory.outcome, trajectory.failure) == (Outcome.TRUNCATED, None)
 
 
-async def test_of_several_conversations_the_last_one_counts_with_all_rewards() -> None:
+async def test_every_conversation_of_an_agent_is_a_segment_of_one_episode() -> None:
     (trajectory,) = await play(lake_agents.Forgetful, setup(env_config={"num_turns": 2}))
     assert trajectory.success
     assert trajectory.total_reward == 1.0
-    (turn,) = trajectory.turns
-    assert turn.metrics["lines_left_out"] == 3.0
+    assert [turn.follows for turn in trajectory.turns] == [None, -1, -1, -1]
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.0, 1.0]
+    assert [len(segment.turns) for segment in trajectory.segments()] == [1, 1, 1, 1]
+
+
+async def test_an_agent_that_starts_another_one_learns_from_both() -> None:
+    (trajectory,) = await play(lake_agents.Delegating, setup(env_config={"num_turns": 2}))
+    assert [turn.follows for turn in trajectory.turns] == [None, -1, None, 0, 1]
+    main, helper, other = trajectory.segments()
+    assert (main.numbers, helper.numbers, other.numbers) == ([0, 3], [1, 2], [1, 4])
+    assert (main.parent, helper.parent, other.parent, other.num_given_turns) == (None, None, 1, 1)
+    assert sum(turn.reward for turn in main.turns) == trajectory.total_reward
+    batch = prepare_batch(AlgorithmArgs(adv_estimator="reinforce"), 0, learnable([trajectory]), ModelScores())
+    learned = sum(int(sequence.response_mask.sum()) for sequence in batch.batch.sequences)
+    assert learned == sum(turn.response_end - turn.response_start for turn in trajectory.turns)
 
 
 def test_a_collection_is_played_by_the_agent_that_the_configuration_names(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import yaml
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -236,8 +237,8 @@ def _learn(
     from envsdk.trainers.warm_start.imitation import imitate, imitation_trainer, mean_loss
 
     chat = ChatTokenizer.load(base)
-    demos = _tokenize(learned, chat, sequence_length)
-    held_out_demos = _tokenize(held_out, chat, sequence_length)
+    demos, num_cut = _tokenize(learned, chat, sequence_length)
+    held_out_demos, num_held_out_cut = _tokenize(held_out, chat, sequence_length)
     steps_per_epoch = -(-len(demos) // config.batch_size)
     num_steps = config.epochs * steps_per_epoch
     usual_rate = _TINY_RATE if config.model == EMBEDDED_DEFAULT else _USUAL_RATE
@@ -282,7 +283,7 @@ def _learn(
         folder=config.out,
         num_learned=len(demos),
         num_held_out=len(held_out_demos),
-        num_cut=_num_cut(learned, demos) + _num_cut(held_out, held_out_demos),
+        num_cut=num_cut + num_held_out_cut,
         train_loss=train_loss,
         held_out_loss=held_out_loss,
     )
@@ -290,15 +291,21 @@ def _learn(
 
 def _tokenize(
     conversations: Iterable[Conversation], chat: ChatTokenizer, sequence_length: int
-) -> list[Demonstration]:
+) -> tuple[list[Demonstration], int]:
+    """What is learned of the conversations, and how many of them are cut."""
     import jinja2
 
     from envsdk.trainers.warm_start.imitation import tokens_of
 
-    demos = []
+    demos, num_cut = [], 0
     for number, conversation in enumerate(conversations):
         try:
-            demo = tokens_of(conversation.messages, chat, sequence_length)
+            demo = tokens_of(
+                conversation.messages,
+                chat,
+                sequence_length,
+                num_given_replies=conversation.num_given_replies,
+            )
         except jinja2.TemplateError as error:
             raise ConfigurationError(
                 f"--data: the model's chat template refuses conversation {number}: {error}"
@@ -308,8 +315,10 @@ def _tokenize(
                 f"--sequence-length: {sequence_length} tokens are too few for the first reply of a "
                 f"conversation that begins with {_beginning(conversation.messages)!r}"
             )
-        demos.append(demo)
-    return demos
+        num_cut += _is_cut(conversation, demo)
+        if demo.num_scored:
+            demos.append(demo)
+    return demos, num_cut
 
 
 def _beginning(messages: Sequence[Message]) -> str:
@@ -317,14 +326,10 @@ def _beginning(messages: Sequence[Message]) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _num_cut(conversations: Sequence[Conversation], demos: Sequence[Demonstration]) -> int:
-    import numpy as np
-
-    def is_cut(conversation: Conversation, demo: Demonstration) -> bool:
-        num_replies = sum(message["role"] == "assistant" for message in conversation.messages)
-        return int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1)) < num_replies
-
-    return sum(map(is_cut, conversations, demos))
+def _is_cut(conversation: Conversation, demo: Demonstration) -> bool:
+    num_replies = sum(message["role"] == "assistant" for message in conversation.messages)
+    num_learned = int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1))
+    return num_learned < num_replies - conversation.num_given_replies
 
 
 def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:

@@ -43,22 +43,25 @@ class Demonstration:
         return int(self.response_mask.sum())
 
 
-def tokens_of(messages: Sequence[Message], chat: ChatTokenizer, sequence_length: int) -> Demonstration | None:
+def tokens_of(
+    messages: Sequence[Message], chat: ChatTokenizer, sequence_length: int, *, num_given_replies: int = 0
+) -> Demonstration | None:
     """The tokens of one conversation, cut after the last reply that fits; None when not even the first does.
 
-    Any roles may stand between replies. Raises jinja2.TemplateError where the template refuses the messages.
+    Any roles may stand between replies; the first `num_given_replies` are not learned. Raises
+    jinja2.TemplateError where the template refuses the messages.
     """
     ids: list[int] = []
     mask: list[int] = []
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     before: int | None = None
-    for index in replies:
+    for number, index in enumerate(replies):
         prompt = _prompt(messages, before, index, chat)
         reply = chat.reply(messages[index]["content"])
         if len(ids) + len(prompt) + len(reply) > sequence_length:
             break
         ids += prompt + reply
-        mask += [0] * len(prompt) + [1] * len(reply)
+        mask += [0] * len(prompt) + [int(number >= num_given_replies)] * len(reply)
         before = index
     if not ids:
         return None

@@ -45,7 +45,8 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.prompts import AgentPrompts, conversation, own_history
+from envsdk.contracts.prompts import TagPrompts, own_history
+from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
@@ -102,14 +103,16 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
     return folder
 
 
-def demonstration(
-    trajectory: Trajectory, chat: ChatTokenizer, prompts: AgentPrompts, setup: TagSetup, sequence_length: int
-) -> Demonstration | None:
-    """The tokens of one episode, cut after the last turn that fits; None when not even the first does."""
-    messages = conversation(
-        trajectory.turns, prompts, max_turns=setup.max_turns, max_new_tokens=setup.max_new_tokens
-    )
-    return tokens_of(messages, chat, sequence_length)
+def demonstrations_of(
+    trajectory: Trajectory, chat: ChatTokenizer, shown: TagPrompts, sequence_length: int
+) -> list[Demonstration]:
+    """The tokens of each segment, cut after the last turn that fits; none where not even the first does."""
+    found = []
+    for segment in trajectory.segments():
+        messages = shown.messages(trajectory.turns, segment.numbers)
+        num_given = num_given_replies(messages, segment)
+        found.append(tokens_of(messages, chat, sequence_length, num_given_replies=num_given))
+    return [demo for demo in found if demo is not None]
 
 
 def _describe(config: RunConfig) -> dict[str, Any]:
@@ -390,14 +393,13 @@ def _tokenize(
 ) -> list[Demonstration]:
     demonstrations = []
     for trajectory in trajectories:
-        setup = setups[trajectory.task.tag]
-        demo = demonstration(trajectory, chat, setup.prompts, setup, sequence_length)
-        if demo is None:
+        found = demonstrations_of(trajectory, chat, setups[trajectory.task.tag].shown, sequence_length)
+        if not found:
             raise ConfigurationError(
                 f"sequence_length={sequence_length} is too short for the first turn of tag "
                 f"{trajectory.task.tag}: raise it, or shorten the tag's prompts"
             )
-        demonstrations.append(demo)
+        demonstrations += found
     return demonstrations
 
 

@@ -133,25 +133,32 @@ def _turn_lists(trajectories: Rows) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, _struct_array(_TURN, turns), type=_TURNS)
 
 
-_TEXTS_OF_TURNS = _list(pa.string(), is_nullable=True)
+_OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
+    "state_hashes": ("state_hash", pa.string(), None),
+    "details": ("details", pa.string(), None),
+    "follows": ("follows", pa.int32(), None),
+    "roles": ("role", pa.string(), ""),
+}
+"""Columns with a value for each turn: the attribute that each one holds, its type and its default."""
+_LATER = ("follows", "roles")
+"""Columns that files of earlier versions do not have."""
 
 
-def _texts_of_turns(attribute: str) -> Callable[[Rows], pa.Array]:
-    """One list per trajectory, parallel to its turns; null when the attribute of all of them is None."""
+def _column_of_turns(name: str) -> Column:
+    """One list per trajectory, parallel to its turns; null when all of them have the attribute's default."""
+    attribute, value_type, default = _OF_TURNS[name]
+    list_type = _list(value_type, is_nullable=True)
 
     def array(trajectories: Rows) -> pa.Array:
         lists = [[getattr(turn, attribute) for turn in trajectory.turns] for trajectory in trajectories]
-        is_null = [all(value is None for value in texts) for texts in lists]
-        kept = [[] if null else texts for texts, null in zip(lists, is_null, strict=True)]
-        flat = _text(value for texts in kept for value in texts)
+        is_null = [all(value == default for value in values) for values in lists]
+        kept = [[] if null else values for values, null in zip(lists, is_null, strict=True)]
+        values = (value for values in kept for value in values)
+        flat = _text(values) if value_type == pa.string() else pa.array(list(values), value_type)
         mask = pa.array(is_null, pa.bool_())
-        return pa.ListArray.from_arrays(_offsets(map(len, kept)), flat, type=_TEXTS_OF_TURNS, mask=mask)
+        return pa.ListArray.from_arrays(_offsets(map(len, kept)), flat, type=list_type, mask=mask)
 
-    return array
-
-
-_TURN_TEXTS = {"state_hashes": "state_hash", "details": "details"}
-"""Columns with a text or null for each turn: the attribute of a turn that each one holds."""
+    return Column(name, list_type, array, is_nullable=True)
 
 
 _FAILURE = (
@@ -210,10 +217,7 @@ COLUMNS = (
     _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
     _each("total_reward", pa.float64()),
     Column("turns", _TURNS, _turn_lists),
-    *(
-        Column(name, _TEXTS_OF_TURNS, _texts_of_turns(attribute), is_nullable=True)
-        for name, attribute in _TURN_TEXTS.items()
-    ),
+    *map(_column_of_turns, ("state_hashes", "details")),
     _each("final_observation", pa.string()),
     Column("failure", _struct(_FAILURE), _failures, is_nullable=True),
     *map(_token_column, _TOKENS),
@@ -222,6 +226,7 @@ COLUMNS = (
     _each("generate_s", pa.float64()),
     _each("env_s", pa.float64()),
     _each("worker", pa.string()),
+    *map(_column_of_turns, _LATER),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -351,6 +356,8 @@ def _open(path: Path) -> pq.ParquetFile:
             raise ValueError("its footer does not know how many trajectories it holds")
         schema = file.schema_arrow
         for field in SCHEMA:
+            if field.name in _LATER and field.name not in schema.names:
+                continue
             if schema.field(field.name).type != field.type:
                 raise ValueError(f"column {field.name!r} has another type")
     except FileNotFoundError:
@@ -403,9 +410,10 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
     metrics = fields.pop("metrics")
     pairs = list(zip(*(part.to_pylist() for part in metrics.values.flatten()), strict=True))
     columns = {name: column.to_pylist() for name, column in fields.items()}
-    for name, attribute in _TURN_TEXTS.items():
-        lists = zip(batch.column(name).to_pylist(), lengths, strict=True)
-        columns[attribute] = [text for found, length in lists for text in found or [None] * length]
+    for name, (attribute, _, default) in _OF_TURNS.items():
+        if name in batch.schema.names:
+            lists = zip(batch.column(name).to_pylist(), lengths, strict=True)
+            columns[attribute] = [value for found, length in lists for value in found or [default] * length]
     columns["finish_reason"] = [FinishReason(reason) for reason in columns["finish_reason"]]
     rows = zip(zip(*columns.values(), strict=True), pairwise(metrics.offsets.to_pylist()), strict=True)
     return [

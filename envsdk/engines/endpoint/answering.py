@@ -262,6 +262,13 @@ class Answerer:
                 f"cannot be forced on a model that calls as `{self._reader.calls.name}`: use `auto`",
             )
         try:
+            if session is not None and 0 < rules.max_session_tokens <= session.record.num_tokens:
+                raise ContextFull(
+                    f"the {session.record.num_tokens} of this episode",
+                    num_prompt_tokens=len(prompt.ids),
+                    longest_reply=1,
+                    sequence_length=rules.max_session_tokens,
+                )
             return sampling_params(
                 fields,
                 rules,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.contracts.trajectory import FinishReason, TokenLog, VersionSpan
+from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, split_thought
 
 
@@ -66,30 +66,6 @@ class RecordedReply:
         return ids
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One sequence of tokens, from its beginning to a reply that nothing goes on from."""
-
-    replies: Sequence[RecordedReply]
-    num_shared: int
-    """How many replies it shares: these first ones are learned from in another line, and are given here."""
-
-    @property
-    def own(self) -> Sequence[RecordedReply]:
-        return self.replies[self.num_shared :]
-
-    def token_log(self) -> TokenLog:
-        """The line's tokens; those of shared replies count as not sampled."""
-        log = TokenLog()
-        for reply in self.replies[: self.num_shared]:
-            log.append_prompt(reply.prompt_ids)
-            log.append_prompt(reply.token_ids)
-        for reply in self.own:
-            log.append_prompt(reply.prompt_ids)
-            log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans)
-        return log
-
-
 _EndOf = Callable[[RecordedReply, int], int | None]
 """Where a reply that begins at a position of the prompt ends; None when the prompt says something else."""
 
@@ -99,6 +75,8 @@ class ConversationRecord:
     """The replies of one session. Owner: the session."""
 
     replies: list[RecordedReply] = field(default_factory=list)
+    num_tokens: int = 0
+    """Tokens of all replies and of what was new in their prompts."""
     _by_key: dict[str, list[RecordedReply]] = field(default_factory=dict)
     _children: dict[int | None, list[RecordedReply]] = field(default_factory=dict)
 
@@ -106,6 +84,7 @@ class ConversationRecord:
         """`key`: of the conversation up to this reply (`message_keys`)."""
         assert reply.number == len(self.replies), "numbered in order"
         self.replies.append(reply)
+        self.num_tokens += len(reply.prompt_ids) + len(reply.token_ids)
         self._children.setdefault(reply.parent.number if reply.parent else None, []).append(reply)
         if key is not None:
             self._by_key.setdefault(key, []).append(reply)
@@ -160,18 +139,9 @@ class ConversationRecord:
                         best = reply, end
         return best
 
-    def lines(self) -> list[Line]:
-        """Every line, that of the latest reply first; each sampled token is learned from in exactly one."""
-        lines: list[Line] = []
-        taken: set[int] = set()
-        for reply in reversed(self.replies):
-            if reply.number in self._children:
-                continue
-            path = reply.path
-            num_shared = sum(each.number in taken for each in path)
-            taken.update(each.number for each in path)
-            lines.append(Line(path, num_shared))
-        return lines
+    def lines(self) -> list[list[RecordedReply]]:
+        """Every line: the path to each reply that nothing goes on from."""
+        return [reply.path for reply in self.replies if reply.number not in self._children]
 
 
 def message_keys(

@@ -24,6 +24,8 @@ class SamplingRules(SamplingShape):
     """Requests may not ask for another distribution or seed: the replies are to be trained on."""
     seed: int | None = None
     """Seed of the session: each reply gets a seed from it unless the request names one."""
+    max_session_tokens: int = 0
+    """Tokens of all lines, each counted once, from which on no reply is sampled; 0: no limit."""
 
 
 class ContextFull(ApiError):

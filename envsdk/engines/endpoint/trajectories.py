@@ -1,4 +1,4 @@
-"""Pure: an ended session as trajectories, in the format that training and data sets share."""
+"""Pure: an ended session as a trajectory, in the format that training and data sets share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.contracts.failures import Failure
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
-from envsdk.engines.endpoint.record import ConversationRecord, Line, RecordedReply
+from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
+from envsdk.engines.endpoint.record import ConversationRecord
 from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_metric
 
 
@@ -42,70 +42,56 @@ class Episode:
 
 
 def trajectories(record: ConversationRecord, episode: Episode) -> list[Trajectory]:
-    """One per line, the one with the latest reply first; none when nothing was sampled.
+    """The session's trajectory; none when nothing was sampled."""
+    return [trajectory(record, episode)] if record.replies else []
 
-    A turn is one reply. Each line gets all rewards: a reward goes to the line's own last reply before it, or
-    to its first one when the reward came before that.
+
+def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
+    """The session as one episode: a turn for each reply, in the order they ended.
+
+    A reward goes to the last reply before it, or to the first one when it came before that.
     """
-    return [
-        _trajectory(line, episode, episode.episode_id if number == 0 else f"{episode.episode_id}/{number}")
-        for number, line in enumerate(record.lines())
-    ]
-
-
-def without_replies(episode: Episode) -> Trajectory:
-    """The episode of an agent that asked the policy nothing."""
-    return _make(episode, episode.episode_id, turns=(), line=None)
-
-
-def _trajectory(line: Line, episode: Episode, trajectory_id: str) -> Trajectory:
-    rewards = dict.fromkeys((reply.number for reply in line.own), 0.0)
-    metrics: dict[int, dict[str, float]] = {number: {} for number in rewards}
-    for reward in episode.rewards:
-        before = [number for number in rewards if number < reward.num_replies]
-        number = max(before, default=line.own[0].number)
+    rewards = [0.0] * len(record.replies)
+    metrics: list[dict[str, float]] = [{} for _ in record.replies]
+    for reward in episode.rewards if record.replies else ():
+        number = max(0, reward.num_replies - 1)
         rewards[number] += reward.reward
         metrics[number].update(reward.metrics)
-    turns: list[Turn] = []
-    position = 0
-    for index, reply in enumerate(line.replies):
-        start = position + len(reply.prompt_ids)
-        position = start + len(reply.token_ids)
-        if index >= line.num_shared:
-            turns.append(_turn(reply, start, rewards[reply.number], metrics[reply.number]))
-    return _make(episode, trajectory_id, turns=turns, line=line)
-
-
-def _turn(reply: RecordedReply, start: int, reward: float, metrics: Mapping[str, float]) -> Turn:
-    if reply.attempt is not None:  # it knows better than an environment that was given the text alone
-        metrics = {name: value for name, value in metrics.items() if ATTEMPT not in name}
-    return Turn(
-        observation=reply.observation,
-        reply=reply.text,
-        reward=reward,
-        response_start=start,
-        response_end=start + len(reply.token_ids),
-        finish_reason=reply.finish_reason,
-        metrics={**metrics, **attempt_metric(reply.attempt)},
-        state_hash=reply.state_hash,
-    )
-
-
-def _make(episode: Episode, trajectory_id: str, *, turns: Sequence[Turn], line: Line | None) -> Trajectory:
+    log, turns = TokenLog(), list[Turn]()
+    for reply, earned, measured in zip(record.replies, rewards, metrics, strict=True):
+        log.append_prompt(reply.prompt_ids)
+        start = len(log)
+        log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans)
+        if reply.attempt is not None:  # it knows better than an environment that was given the text alone
+            measured = {name: value for name, value in measured.items() if ATTEMPT not in name}
+        before = -1 if reply.parent is None else reply.parent.number
+        turns.append(
+            Turn(
+                observation=reply.observation,
+                reply=reply.text,
+                reward=earned,
+                response_start=start,
+                response_end=len(log),
+                finish_reason=reply.finish_reason,
+                metrics={**measured, **attempt_metric(reply.attempt)},
+                state_hash=reply.state_hash,
+                follows=None if before == reply.number - 1 else before,
+            )
+        )
     return Trajectory(
-        trajectory_id=trajectory_id,
+        trajectory_id=episode.episode_id,
         group_id=episode.group_id,
         task=episode.task,
         seed=episode.seed,
         outcome=episode.outcome,
         success=episode.success,
-        turns=turns,
-        tokens=None if line is None else line.token_log().arrays(),
+        turns=tuple(turns),
+        tokens=log.arrays() if turns else None,
         failure=episode.failure,
         final_observation=episode.final_observation,
         started_at=episode.started_at,
         ended_at=episode.ended_at,
-        generate_s=sum(reply.generate_s for reply in line.own) if line is not None else 0.0,
+        generate_s=sum(reply.generate_s for reply in record.replies),
         env_s=episode.env_s,
         worker=episode.worker,
     )

@@ -183,7 +183,7 @@ class ChatPolicy(Policy):
 
     async def act(self, turn: TurnContext) -> Reply:
         messages = conversation(
-            turn.turns,
+            turn.turns[turn.line_start :],
             self._prompts,
             max_turns=self._max_turns,
             max_new_tokens=self._max_new_tokens,

@@ -4,8 +4,10 @@
     trajectory = from_document(document)                    # the same trajectory
 
 A document has a step per system prompt and user message, and one per reply: the agent's. What the environment
-answered is the `observation` of the agent's step. What ATIF has no field for stands in `extra`, so that a
-trajectory of ours comes back as it was. Documents of others are read as far as they go; see `from_document`.
+answered is the `observation` of the agent's step. The segment with the last reply is the document, others are
+its `subagent_trajectories`; turns that another segment has are copied context. What ATIF has no field for
+stands in `extra`, so that a trajectory of ours comes back as it was. Documents of others are read as far as
+they go; see `from_document`.
 
 Specification: RFC 0001 of harbor-framework/harbor, version 1.7 (April 2026). Version 1.8 adds audio alone.
 """
@@ -27,6 +29,7 @@ from envsdk import __version__
 from envsdk.base.store.trajectories import to_record_batch
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.segments import Segment, last_segment, prompt_lengths
 from envsdk.contracts.trajectory import (
     FinishReason,
     Outcome,
@@ -57,15 +60,26 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         agent: Who played: the policy's name.
         model: Name of the model behind it, if there is one.
     """
-    steps = _steps_of(trajectory)
+    segments = trajectory.segments()
+    last = last_segment(segments)
+    segments = [last, *(segment for segment in segments if segment is not last)]
+    lines = [_steps_of(trajectory, segment) for segment in segments]
+    steps = lines[0]
     if steps:
         steps[0]["timestamp"], steps[-1]["timestamp"] = map(
             _time, (trajectory.started_at, trajectory.ended_at)
         )
-    played, final_observation = _played(steps)
-    replies = [step for _, _, step in played]
-    for (observation, reply, step), turn in zip(played, trajectory.turns, strict=True):
+    _, final_observation = _played(steps)
+    played = sorted(
+        (number, *told)
+        for segment, line in zip(segments, lines, strict=True)
+        for number, told in zip(segment.numbers[segment.num_given_turns :], _played(line)[0], strict=True)
+    )
+    replies = [step for _, _, _, step in played]
+    for (number, observation, reply, step), turn in zip(played, trajectory.turns, strict=True):
         step["extra"] = {"reward": _json_reward(turn.reward), _OURS: _turn_extra(turn, observation, reply)}
+        if len(segments) > 1:
+            step["extra"][_OURS]["number"] = number
     ours: dict[str, Any] = {
         **{name: getattr(trajectory, name) for name in _PLAIN},
         "outcome": trajectory.outcome.value,
@@ -84,25 +98,34 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
     described: dict[str, Any] = {"name": agent, "version": __version__, "model_name": model}
     if trajectory.tools:
         described["tool_definitions"] = [dict(each) for each in trajectory.tools]
-    return {
-        "schema_version": VERSION,
-        "session_id": trajectory.trajectory_id,
-        "trajectory_id": trajectory.trajectory_id,
-        "agent": _known(described),
-        "steps": steps,
-        "final_metrics": {"total_steps": len(steps), **_totals(replies)},
-        "extra": {
-            "reward": _json_reward(trajectory.total_reward),
-            "success": trajectory.success,
-            _OURS: _known(ours),
-        },
+    documents: list[dict[str, Any]] = [
+        {
+            "schema_version": VERSION,
+            "session_id": trajectory.trajectory_id,
+            "trajectory_id": f"{trajectory.trajectory_id}/{place}" if place else trajectory.trajectory_id,
+            "agent": _known(described),
+            "steps": line,
+            "final_metrics": {"total_steps": len(line), **_totals(_own_replies(line))},
+        }
+        for place, line in enumerate(lines)
+    ]
+    extra = {
+        "reward": _json_reward(trajectory.total_reward),
+        "success": trajectory.success,
+        _OURS: _known(ours),
     }
+    others = {"subagent_trajectories": documents[1:]} if documents[1:] else {}
+    return {**documents[0], **others, "extra": extra}
 
 
-def _steps_of(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """Without what is known of each turn besides its texts."""
-    messages = trajectory.to_messages()
-    num_opening = len(messages) - 2 * len(trajectory.turns)
+def _own_replies(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [step for _, _, step in _played(steps)[0]]
+
+
+def _steps_of(trajectory: Trajectory, segment: Segment) -> list[dict[str, Any]]:
+    """The steps of a line, without what is known of each turn besides its texts."""
+    messages = trajectory.to_messages(segment)
+    num_opening = len(messages) - 2 * len(segment.turns)
     steps: list[dict[str, Any]] = []
     for opening in messages[:num_opening]:
         step: dict[str, Any] = {"source": _SOURCES[opening["role"]], "message": opening["content"]}
@@ -130,7 +153,11 @@ def _steps_of(trajectory: Trajectory) -> list[dict[str, Any]]:
                 steps[-1],
                 {"source_call_id": call_id, "content": content} if call_id else {"content": content},
             )
-    if trajectory.turns and trajectory.final_observation:
+    if segment.num_given_turns:
+        for step in steps[num_opening : num_opening + 1 + segment.num_given_turns]:
+            step["is_copied_context"] = True
+    is_last = len(trajectory.turns) - 1 in segment.numbers
+    if is_last and trajectory.final_observation:
         _add_result(steps[-1], {"content": trajectory.final_observation})
     return [{"step_id": number, **step} for number, step in enumerate(steps, start=1)]
 
@@ -151,6 +178,8 @@ def _turn_extra(turn: Turn, observation: str, reply: str) -> dict[str, Any]:
             "metrics": dict(turn.metrics) or None,
             "state_hash": turn.state_hash,
             "details": turn.details,
+            "follows": turn.follows,
+            "role": turn.role or None,
         }
     )
 
@@ -158,12 +187,12 @@ def _turn_extra(turn: Turn, observation: str, reply: str) -> dict[str, Any]:
 def _add_tokens(replies: Sequence[dict[str, Any]], turns: Sequence[Turn], tokens: TokenArrays) -> None:
     """The token log, cut at the replies: ATIF's `prompt_token_ids` would repeat all before in each step."""
     position = 0
-    for step, turn in zip(replies, turns, strict=True):
+    for step, turn, num_before in zip(replies, turns, prompt_lengths(turns), strict=True):
         reply = slice(turn.response_start, turn.response_end)
         versions = tokens.versions[reply]
         starts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
         step["metrics"] = {
-            "prompt_tokens": turn.response_start,
+            "prompt_tokens": num_before,
             "completion_tokens": turn.response_end - turn.response_start,
             "completion_token_ids": tokens.ids[reply].tolist(),
             "logprobs": tokens.behavior_logprobs[reply].tolist(),
@@ -233,8 +262,11 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
     extra = document.get("extra") or {}
     ours = extra.get(_OURS) or {}
     played, final_observation = _played(steps)
-    replies = [step for _, _, step in played]
-    tokens = _token_log(replies)
+    if ours:
+        for other in document.get("subagent_trajectories") or ():
+            played += _played(other["steps"])[0]
+        played.sort(key=lambda told: told[2]["extra"][_OURS].get("number", 0))
+    tokens = _token_log([step for _, _, step in played])
     if (arrays := ours.get("token_log")) is not None:
         tokens = TokenArrays(
             ids=np.array(arrays["ids"], np.int32),
@@ -321,6 +353,8 @@ def _turns(
                 metrics=ours.get("metrics", {}),
                 state_hash=ours.get("state_hash"),
                 details=ours.get("details"),
+                follows=ours.get("follows"),
+                role=ours.get("role", ""),
             )
         )
     return turns

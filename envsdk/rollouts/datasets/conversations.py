@@ -21,25 +21,31 @@ import pyarrow.parquet as pq
 from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import Message
+from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Outcome
 from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
-_COLUMN = "messages"
+_COLUMN, _GIVEN = "messages", "num_given_replies"
 _SUFFIXES = (".jsonl", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One episode as messages; at least one is the assistant's."""
+    """A segment of an episode as messages; at least one is the assistant's."""
 
     messages: Sequence[Message]
+    num_given_replies: int = 0
+    """How many of the assistant's first messages an earlier conversation has: they are not learned here."""
+    beginning: Sequence[Message] | None = None
+    """The episode's first conversation; None: this one."""
 
     @property
     def task(self) -> str:
-        """A digest of everything before the policy's first reply, equal for equal tasks."""
-        first = next(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
-        asked = [[message["role"], message["content"]] for message in self.messages[:first]]
+        """A digest of everything before the policy's first reply in the episode, equal for equal tasks."""
+        messages = self.messages if self.beginning is None else self.beginning
+        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        asked = [[message["role"], message["content"]] for message in messages[:first]]
         return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
@@ -90,8 +96,12 @@ def _of_dataset(dataset: DataSet, filters: EpisodeFilters) -> Iterator[Conversat
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             continue
         if filters.reason_to_drop(trajectory) is None:
-            messages = dataset.tags[trajectory.task.tag].messages(trajectory.turns)
-            yield Conversation(messages=messages)
+            segments = trajectory.segments()
+            beginning = trajectory.to_messages(segments[0])
+            for segment in segments:
+                messages = trajectory.to_messages(segment)
+                num_given = num_given_replies(messages, segment)
+                yield Conversation(messages=messages, num_given_replies=num_given, beginning=beginning)
 
 
 def _of_file(path: Path) -> Iterator[Conversation]:
@@ -99,7 +109,12 @@ def _of_file(path: Path) -> Iterator[Conversation]:
     for number, row in enumerate(rows, start=1):
         messages = _checked(row, f"{path}, row {number}")
         if any(message["role"] == "assistant" for message in messages):
-            yield Conversation(messages=messages)
+            num_given = row.get(_GIVEN) or 0
+            if not isinstance(num_given, int):
+                raise ConfigurationError(
+                    f"--data: {path}, row {number}: {_GIVEN} is no number: {num_given!r}"
+                )
+            yield Conversation(messages=messages, num_given_replies=num_given)
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
@@ -123,7 +138,8 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
             if _COLUMN not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names)
                 raise ConfigurationError(f"--data: {path} has no column `{_COLUMN}`; it has {columns}")
-            for batch in file.iter_batches(columns=[_COLUMN]):
+            known = [name for name in (_COLUMN, _GIVEN) if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=known):
                 yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(f"--data: cannot read {path}: {error}") from error

@@ -34,6 +34,7 @@ from envsdk.base.store.atomic import fsync_path, storage_error
 from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, StorageError
+from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.reading import DataSet, TagRecord
 
@@ -131,7 +132,8 @@ def _write_parquet(
 class Messages(RowFormat):
     """`{"messages": [...]}` in JSON lines, as TRL's trainers and chat templates read it.
 
-    Beside the messages: tag, split, index, seed, success and reward. Episodes that failed or have no turn
+    A row is a segment of an episode. Beside the messages: tag, split, index, seed, success and reward of the
+    episode, and how many of the first replies an earlier row of it has. Episodes that failed or have no turn
     are left out.
     """
 
@@ -140,15 +142,18 @@ class Messages(RowFormat):
     def rows(self, trajectory: Trajectory, tag: TagRecord, dataset: DataSet) -> Iterable[Mapping[str, Any]]:
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             return
-        yield {
-            "messages": tag.messages(trajectory.turns),
-            "tag": trajectory.task.tag,
-            "split": trajectory.task.split,
-            "index": trajectory.task.index,
-            "seed": trajectory.seed,
-            "success": trajectory.success,
-            "reward": trajectory.total_reward,
-        }
+        for segment in trajectory.segments():
+            messages = tag.messages(trajectory.turns, segment.numbers)
+            yield {
+                "messages": messages,
+                "tag": trajectory.task.tag,
+                "split": trajectory.task.split,
+                "index": trajectory.task.index,
+                "seed": trajectory.seed,
+                "success": trajectory.success,
+                "reward": trajectory.total_reward,
+                "num_given_replies": num_given_replies(messages, segment),
+            }
 
 
 class MessagesParquet(Messages):
@@ -164,6 +169,7 @@ class MessagesParquet(Messages):
             ("seed", pa.int64()),
             ("success", pa.bool_()),
             ("reward", pa.float64()),
+            ("num_given_replies", pa.int64()),
         ]
     )
 

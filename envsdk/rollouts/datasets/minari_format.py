@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.contracts.prompts import SUMMARY
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.formats import ExportFormat
 from envsdk.rollouts.datasets.reading import DataSet, TagRecord
@@ -84,7 +85,8 @@ def _episodes(dataset: DataSet, tag: str) -> Iterator[Trajectory]:
         for trajectory in iter_trajectories(shard):
             is_whole = trajectory.outcome is not Outcome.FAILED and len(trajectory.turns) > 0
             if is_whole and trajectory.task.tag == tag:
-                yield trajectory
+                # No environment answered a summary.
+                yield replace(trajectory, turns=[turn for turn in trajectory.turns if turn.role != SUMMARY])
 
 
 def _export_tag(dataset: DataSet, tag: TagRecord, data: Path, name: str) -> int:

@@ -37,6 +37,8 @@ class TagRecord:
     """Shown to the policy as `{max_response_length}`."""
     env_manager: str | None = None
     """Plug-in that played it, if not the default one."""
+    window: int = 0
+    """How many turns a prompt showed; 0: all."""
 
     @classmethod
     def from_json(cls, tag: str, value: Mapping[str, Any]) -> Self:
@@ -49,11 +51,12 @@ class TagRecord:
             max_turns=value["max_steps"],
             max_new_tokens=value["max_new_tokens"] or value.get("max_response_length") or 0,
             env_manager=value.get("env_manager_cls"),
+            window=value.get("context_window", 0),
         )
 
-    def messages(self, turns: Sequence[Turn]) -> list[Message]:
-        """The conversation as the policy saw and wrote it, from the system prompt to the last reply."""
-        return self.shown.messages(turns)
+    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
+        """The conversation as the policy saw and wrote it; see `TagPrompts.messages`."""
+        return self.shown.messages(turns, numbers)
 
     @property
     def shown(self) -> TagPrompts:
@@ -64,6 +67,7 @@ class TagRecord:
             max_new_tokens=self.max_new_tokens,
             env_type=self.env_type,
             env_config=self.env_config,
+            window=self.window,
         )
 
 
@@ -151,6 +155,7 @@ def _run(folder: Path) -> DataSet:
             max_turns=custom.max_steps or spec.max_steps or _UNLIMITED_TURNS,
             max_new_tokens=config.max_response_tokens(tag),
             env_manager=custom.env_manager_cls,
+            window=custom.shown_turns,
         )
     shards = sorted((folder / RUN_TRAJECTORIES).glob("*.parquet"))
     if not shards:

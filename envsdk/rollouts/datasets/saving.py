@@ -94,4 +94,5 @@ def _record(tag: str, shown: TagPrompts) -> dict[str, Any]:
         "max_new_tokens": shown.max_new_tokens,
         "agent_system_template": shown.prompts.system,
         "agent_template": shown.prompts.template,
+        **({"context_window": shown.window} if shown.window else {}),
     }

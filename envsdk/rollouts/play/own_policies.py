@@ -165,7 +165,7 @@ def _parameters_of(function: Callable[..., Any], name: str) -> tuple[bool, bool]
 def messages_of(turn: TurnContext, setup: TagSetup) -> list[Message]:
     """The chat so far in OpenAI's form: system prompt, history, the turns before, and the user's message."""
     messages = conversation(
-        turn.turns,
+        turn.turns[turn.line_start :],
         setup.prompts,
         max_turns=setup.max_turns,
         max_new_tokens=setup.max_new_tokens,

@@ -97,6 +97,7 @@ class Player:
                     **_shown_response_length(setup, is_limit=asked is not None),
                     "agent_system_template": setup.prompts.system,
                     "agent_template": setup.prompts.template,
+                    **({"context_window": setup.window} if setup.window else {}),
                     **({"env_manager_cls": self.manager_classes[tag]} if tag in self.manager_classes else {}),
                 }
                 for tag, setup in self.setups.items()

@@ -23,6 +23,7 @@ from envsdk.base.store.shards import Manifest
 from envsdk.config.env_arguments import env_config_from
 from envsdk.contracts.failures import Boundary, ConfigurationError, EnvsdkError
 from envsdk.contracts.policy import Policy, Reply, SequenceFull, TurnContext
+from envsdk.contracts.prompts import SUMMARY
 from envsdk.contracts.trajectory import Outcome, Trajectory, Turn
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import RewardFunction
@@ -135,7 +136,7 @@ class Replayer:
         tag = recorded.task.tag
         free = self._free.setdefault(tag, [])
         manager, policy = free.pop() if free else self._open(tag)
-        policy.turns = recorded.turns
+        policy.turns = [turn for turn in recorded.turns if turn.role != SUMMARY]
         order = EpisodeOrder(
             lease_id=0,
             group_id=recorded.group_id,
@@ -146,7 +147,7 @@ class Replayer:
         )
         replayed = await manager.play(order)
         free.append((manager, policy))
-        return replayed
+        return replace(replayed, turns=_with_summaries(replayed.turns, recorded.turns))
 
     def _open(self, tag: str) -> tuple[TrajEnvManager, RecordedPolicy]:
         from envsdk.managers.traj_env_manager import TrajEnvManager
@@ -167,6 +168,15 @@ class Replayer:
         for manager in self._managers:
             # Without work it closes its environment and returns.
             await manager.run_rollout_loop()
+
+
+def _with_summaries(played: Sequence[Turn], recorded: Sequence[Turn]) -> list[Turn]:
+    """The summaries of the recording, which no environment answers, stand where they stood."""
+    turns = list(played)
+    for number, turn in enumerate(recorded):
+        if turn.role == SUMMARY and number <= len(turns):
+            turns.insert(number, turn)
+    return turns
 
 
 def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: bool) -> TagSetup:

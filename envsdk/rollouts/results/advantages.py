@@ -17,6 +17,7 @@ from envsdk.algorithms.masks import masked
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
+from envsdk.rollouts.results.arrays import segments_of
 
 
 def advantages(
@@ -49,4 +50,5 @@ def advantages(
             "these episodes have none; a run records them where its YAML names this estimator"
         )
     samples, _ = masked(args, samples)
-    return [result.advantages for result in token_advantages(args, samples)]
+    results = token_advantages(args, samples)
+    return [segment.take(results[number].advantages) for number, segment in segments_of(episodes)]

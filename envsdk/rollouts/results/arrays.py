@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from envsdk.algorithms.advantage_sample import AdvantageSample, steps_of
 from envsdk.base.settings.extras import require
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import NO_VERSION, TokenArrays, Trajectory
 
 Layout = Literal["padded", "packed"]
@@ -52,22 +53,25 @@ def to_arrays(
             "to_arrays: none of the episodes has tokens: the policy replied with text alone. Play with a "
             "model in an engine (a model folder, envsdk.LocalEngine, envsdk.Rollouts), or use to_messages"
         )
-    packed = _packed(episodes, max_length)
+    rows = segments_of(episodes)
+    logs = [segment.tokens or _NO_TOKENS for _, segment in rows]
+    owners = np.array([number for number, _ in rows], np.int64)
+    packed = _packed(episodes, rows, max_length)
     lengths = packed.pop("lengths")
     arrays = (
         {**packed, "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)}
         if layout == "packed"
         else _padded(packed, lengths, padding_side, pad_id)
     )
+    is_failed = np.array([each.failure is not None for each in episodes], bool)
     arrays |= {
-        "rewards": np.array(
-            [np.nan if each.failure is not None else each.total_reward for each in episodes], np.float32
-        ),
-        "success": np.array([each.success for each in episodes], bool),
-        "valid": np.array([is_valid(each) for each in episodes], bool),
-        "group_ids": np.array(group_ids, np.int64),
+        "rewards": np.where(is_failed, np.nan, [each.total_reward for each in episodes])[owners].astype("f4"),
+        "success": np.array([each.success for each in episodes], bool)[owners],
+        "valid": np.array([log.response_mask.any() for log in logs], bool) & ~is_failed[owners],
+        "group_ids": np.array(group_ids, np.int64)[owners],
+        "episodes": owners,
         "lengths": lengths,
-        "num_cut": np.array([_length(each) for each in episodes], np.int64) - lengths,
+        "num_cut": np.array([len(log) for log in logs], np.int64) - lengths,
     }
     if library == "torch":
         import torch
@@ -76,18 +80,17 @@ def to_arrays(
     return arrays
 
 
-def is_valid(episode: Trajectory) -> bool:
-    """Whether there is something to learn from: it did not fail, and the policy sampled a token."""
-    return episode.failure is None and episode.oldest_version is not None
+def segments_of(episodes: Sequence[Trajectory]) -> list[tuple[int, Segment]]:
+    """Every segment, with the position of its episode."""
+    return [(number, segment) for number, each in enumerate(episodes) for segment in each.segments()]
 
 
-def _length(episode: Trajectory) -> int:
-    return 0 if episode.tokens is None else len(episode.tokens)
-
-
-def _packed(episodes: Sequence[Trajectory], max_length: int | None) -> dict[str, NDArray[Any]]:
+def _packed(
+    episodes: Sequence[Trajectory], rows: Sequence[tuple[int, Segment]], max_length: int | None
+) -> dict[str, NDArray[Any]]:
     """The arrays of tokens `[M]`, and `lengths` `[N]`."""
-    logs = [episode.tokens or _NO_TOKENS for episode in episodes]
+    logs = [segment.tokens or _NO_TOKENS for _, segment in rows]
+    rewards = list(map(_token_rewards, episodes))
     lengths = np.array([min(len(log), max_length or len(log)) for log in logs], np.int64)
 
     def joined(of: Callable[[int], NDArray[Any]], dtype: type) -> NDArray[Any]:
@@ -95,7 +98,7 @@ def _packed(episodes: Sequence[Trajectory], max_length: int | None) -> dict[str,
         return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype, copy=False)
 
     starts = np.cumsum(lengths) - lengths
-    is_failed = np.array([episode.failure is not None for episode in episodes], bool)
+    is_failed = np.array([episodes[number].failure is not None for number, _ in rows], bool)
     mask = joined(lambda n: logs[n].response_mask, np.int64)
     return {
         "ids": joined(lambda n: logs[n].ids, np.int64),
@@ -103,7 +106,7 @@ def _packed(episodes: Sequence[Trajectory], max_length: int | None) -> dict[str,
         "response_mask": np.where(np.repeat(is_failed, lengths), 0, mask),
         "logprobs": joined(lambda n: logs[n].behavior_logprobs, np.float32),
         "versions": joined(lambda n: logs[n].versions, np.int64),
-        "token_rewards": joined(lambda n: _token_rewards(episodes[n]), np.float32),
+        "token_rewards": joined(lambda n: rows[n][1].take(rewards[rows[n][0]]), np.float32),
         "lengths": lengths,
     }
 
@@ -111,7 +114,7 @@ def _packed(episodes: Sequence[Trajectory], max_length: int | None) -> dict[str,
 def _token_rewards(episode: Trajectory) -> NDArray[np.float32]:
     """The turns' rewards as the estimators see them, `[num_tokens]`."""
     if episode.failure is not None or episode.tokens is None:
-        return np.zeros(_length(episode), np.float32)
+        return np.zeros(0 if episode.tokens is None else len(episode.tokens), np.float32)
     steps = steps_of(AdvantageSample.of(episode), "token")
     return steps.spread(steps.rewards_S)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from envsdk.base.settings.extras import require
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory, Turn
+from envsdk.rollouts.results.arrays import segments_of
 
 FrameLibrary = Literal["pandas", "arrow"]
 FrameRow = Literal["episode", "turn"]
@@ -46,6 +47,8 @@ _TURN: Sequence[tuple[str, pa.DataType, Callable[[Turn], Any]]] = (
     ("finish_reason", pa.string(), lambda turn: turn.finish_reason.value),
     ("response_start", pa.int64(), lambda turn: turn.response_start),
     ("response_end", pa.int64(), lambda turn: turn.response_end),
+    ("follows", pa.int64(), lambda turn: turn.follows),
+    ("role", pa.string(), lambda turn: turn.role),
 )
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _ROWS = pa.schema(
@@ -114,14 +117,15 @@ def to_dataset(episodes: Sequence[Trajectory], groups: Sequence[int]) -> Any:
 
 
 def training_rows(episodes: Sequence[Trajectory], groups: Sequence[int]) -> list[dict[str, Any]]:
-    """One row per episode that did not fail and has a turn; the columns of `Trajectories.to_dataset`."""
+    """One row per segment of what did not fail and has a turn; the columns of `Trajectories.to_dataset`."""
     rows = []
-    for episode, group in zip(episodes, groups, strict=True):
+    for number, segment in segments_of(episodes):
+        episode, group = episodes[number], groups[number]
         if episode.failure is not None or not episode.turns:
             continue
-        messages = episode.to_messages()
+        messages = episode.to_messages(segment)
         # Counted from the end: examples before the first observation may hold replies of an assistant's.
-        first_reply = len(messages) - 2 * len(episode.turns) + 1
+        first_reply = len(messages) - 2 * (len(segment.turns) - segment.num_given_turns) + 1
         rows.append(
             {
                 "prompt": messages[:first_reply],

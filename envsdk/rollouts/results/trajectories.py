@@ -153,13 +153,15 @@ class Trajectories(Sequence[Trajectory]):
         return _mean([each.total_reward for each in self._episodes if each.failure is None])
 
     def to_messages(self, *, tool_calls: bool = False) -> list[list[dict[str, Any]]]:
-        """Each episode as the conversation that the policy saw and wrote: messages of `role` and `content`.
+        """Each segment as the conversation that the policy saw and wrote: messages of `role` and `content`.
 
         Tool calls and their answers are text in it, as the policy has them. With `tool_calls` those that can
         be read become `tool_calls` and messages of the role `tool`, as OpenAI's API has them.
         ConfigurationError for an episode that does not know its prompts.
         """
-        conversations: list[list[dict[str, Any]]] = [[*each.to_messages()] for each in self._episodes]
+        conversations: list[list[dict[str, Any]]] = [
+            [*each.to_messages(segment)] for each in self._episodes for segment in each.segments()
+        ]
         if tool_calls:
             from envsdk.rollouts.datasets.tool_messages import with_tool_calls
 
@@ -179,9 +181,10 @@ class Trajectories(Sequence[Trajectory]):
         return to_frame(self._episodes, self.group_indices, library=library, per=per)
 
     def to_dataset(self) -> Any:
-        """A `datasets.Dataset` with one row per episode that did not fail and has a turn.
+        """A `datasets.Dataset` with one row per segment of the episodes that did not fail and have a turn.
 
-        `prompt` are the messages up to the first observation, `completion` all after them, `messages` both;
+        `prompt` are the messages up to the first observation, and replies that an earlier row has as its own;
+        `completion` are all after them, `messages` both;
         then `reward`, `success`, `tag`, `split`, `index`, `seed`, `group` (position in `groups`),
         `trajectory_id`, and `tools` as JSON text where the policy had some.
         ConfigurationError when `datasets` is not installed or an episode does not know its prompts.
@@ -201,37 +204,38 @@ class Trajectories(Sequence[Trajectory]):
     ) -> dict[str, Any]:
         """Token logs and rewards as arrays for a training step.
 
-        N episodes, T tokens of the longest one, M tokens of all:
+        N segments, one per episode of a single line, T tokens of the longest one, M tokens of all:
 
         | key | padded | packed | dtype | |
         | --- | --- | --- | --- | --- |
         | `ids` | `[N, T]` | `[M]` | int64 | tokens of prompts and replies; `pad_id` where padded |
         | `attention_mask` | `[N, T]` | | int64 | 1 for a token, 0 for padding |
-        | `cu_seqlens` | | `[N + 1]` | int32 | episode n is `cu_seqlens[n]:cu_seqlens[n + 1]` |
-        | `position_ids` | `[N, T]` | `[M]` | int64 | 0, 1, 2, ... in each episode; 0 where padded |
-        | `response_mask` | `[N, T]` | `[M]` | int64 | 1 where the policy sampled it; 0 in failed episodes |
+        | `cu_seqlens` | | `[N + 1]` | int32 | segment n is `cu_seqlens[n]:cu_seqlens[n + 1]` |
+        | `position_ids` | `[N, T]` | `[M]` | int64 | 0, 1, 2, ... in each segment; 0 where padded |
+        | `response_mask` | `[N, T]` | `[M]` | int64 | 1 where sampled, in one segment; 0 where failed |
         | `logprobs` | `[N, T]` | `[M]` | float32 | log-probability (nats) of that token; else 0 |
         | `versions` | `[N, T]` | `[M]` | int64 | publication that sampled it; -1 where not sampled |
         | `token_rewards` | `[N, T]` | `[M]` | float32 | each turn's reward, at its reply's last token |
-        | `rewards` | `[N]` | `[N]` | float32 | sum of the turns' rewards; NaN where the episode failed |
+        | `rewards` | `[N]` | `[N]` | float32 | sum of the episode's rewards; NaN where it failed |
         | `success` | `[N]` | `[N]` | bool | whether the task was solved |
         | `valid` | `[N]` | `[N]` | bool | False where it failed or no token was sampled |
         | `group_ids` | `[N]` | `[N]` | int64 | position of the episode's group in `groups` |
-        | `lengths` | `[N]` | `[N]` | int64 | tokens of the episode in the arrays |
+        | `episodes` | `[N]` | `[N]` | int64 | position of the episode in this sequence |
+        | `lengths` | `[N]` | `[N]` | int64 | tokens of the segment in the arrays |
         | `num_cut` | `[N]` | `[N]` | int64 | tokens at its end that `max_length` left out |
 
         `logprobs[n, t]` belongs to `ids[n, t]` itself: a model's `logits[n, t - 1]` predict that token. It is
         that of the distribution the token was drawn from, after temperature, `top_k` and `top_p`.
 
         Args:
-            layout: `padded` to the longest episode, or `packed` end to end.
+            layout: `padded` to the longest segment, or `packed` end to end.
             library: `numpy` arrays, or `torch` tensors on the CPU.
             padding_side: `right` or `left`.
             pad_id: Token id where padded.
-            max_length: Most tokens of an episode; absent, all.
+            max_length: Most tokens of a segment; absent, all.
 
         Returns:
-            The arrays by key, episodes in the order of this sequence.
+            The arrays by key, episodes in the order of this sequence and segments in theirs.
 
         Raises:
             ConfigurationError: No episode has tokens, since the policy replied with text alone; torch is not
@@ -270,13 +274,13 @@ class Trajectories(Sequence[Trajectory]):
         )
 
     def advantages(self, estimator: str = "grpo", **settings: Any) -> list[NDArray[np.float32]]:
-        """Advantages of each episode, computed as training computes them.
+        """Advantages of each segment, computed as training computes them.
 
         Args:
             estimator: What `adv_estimator` takes: `grpo`, `rloo`, `reinforce`, `package.module:function` ...
             settings: Keys of the YAML that belong to advantages, such as `grpo_normalize_std=False`.
 
-        Returns one array `[num_tokens]` per episode, 0 where the policy did not sample the token; where
+        Returns one array `[num_tokens]` per row of `to_arrays`, 0 where its mask is 0; where
         episodes have no tokens, `[num_turns]`. All zeros where an episode failed; it is in no baseline.
         Raises ConfigurationError for unknown names and for estimators that need what results do not have.
         """

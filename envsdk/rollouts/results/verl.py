@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from envsdk.base.settings.extras import require
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import TokenArrays, Trajectory
-from envsdk.rollouts.results.arrays import is_valid
+from envsdk.rollouts.results.arrays import segments_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,14 @@ def to_verl(
     require("to_verl()", "torch")
     import torch
 
-    kept = [episode for episode in episodes if is_valid(episode)]
-    logs = [episode.tokens for episode in kept if episode.tokens is not None]
+    rows = [
+        (episodes[number], segment.turns, segment.tokens)
+        for number, segment in segments_of(episodes)
+        if episodes[number].failure is None
+        and segment.tokens is not None
+        and segment.tokens.response_mask.any()
+    ]
+    kept, logs = [episode for episode, _, _ in rows], [log for _, _, log in rows]
     if not logs:
         raise ConfigurationError(
             f"to_verl: none of the {len(episodes)} episodes can be learned from: each failed, or the policy "
@@ -86,7 +92,7 @@ def to_verl(
             "success": np.array([each.success for each in kept]),
             "min_global_steps": _objects([int(each.min()) for each in versions]),
             "max_global_steps": _objects([int(each.max()) for each in versions]),
-            "__num_turns__": np.array([2 * len(each.turns) for each in kept], np.int32),
+            "__num_turns__": np.array([2 * len(turns) for _, turns, _ in rows], np.int32),
         },
         "meta_info": {"reward_extra_keys": ["success"]},
     }

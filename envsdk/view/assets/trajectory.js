@@ -69,6 +69,45 @@
     }, turn.number)));
   };
 
+  // The tree of an episode of several segments: a lane for each, a dot for each turn in the order of time. A
+  // click on a lane shows its turns, and those before them on its path.
+  const STEP = 18, LANE = 22;
+  const laneName = (segment, lane) => `Segment ${lane + 1}${segment.role ? ` (${segment.role})` : ""}`;
+  const tree = (trajectory) => {
+    if (!trajectory.segments.length) return null;
+    const laneOf = new Map(trajectory.segments.flatMap((segment, lane) => segment.turns.map((turn) => [turn, lane])));
+    const pathOf = (lane) => {
+      const { turns, after } = trajectory.segments[lane];
+      return [...(after === null ? [] : pathOf(laneOf.get(after)).filter((turn) => turn <= after)), ...turns];
+    };
+    const x = (turn) => STEP * (turn - 0.5), y = (lane) => LANE * (lane + 0.5);
+    const show = (chosen) => {
+      const shown = chosen === null ? null : new Set(pathOf(chosen));
+      for (const turn of trajectory.turns) document.getElementById(`turn-${turn.number}`).hidden = shown !== null && !shown.has(turn.number);
+      box.querySelectorAll("button").forEach((button, lane) => button.setAttribute("aria-pressed", String(lane - 1 === (chosen === null ? -1 : chosen))));
+    };
+    const button = (word, chosen, title) => h("button", { type: "button", "aria-pressed": String(chosen === null), title, onclick: () => show(chosen) }, word);
+    const lanes = trajectory.segments.map((segment, lane) => {
+      const from = segment.after === null ? [] : [[x(segment.after), y(laneOf.get(segment.after))]];
+      const points = [...from, ...segment.turns.map((turn) => [x(turn), y(lane)])];
+      return View.svg("g", {}, View.svg("polyline", { points: points.map((point) => point.join(",")).join(" "), class: `line s${lane % 6}` }),
+        segment.turns.map((turn) => View.svg("circle", { cx: x(turn), cy: y(lane), r: 5, class: `f${lane % 6}` }, View.svg("title", {}, `Turn ${turn}`))));
+    });
+    const width = STEP * Math.max(...laneOf.keys()), height = LANE * lanes.length;
+    const names = trajectory.segments.map((segment, lane) => button(laneName(segment, lane), lane, `${View.plural(segment.turns.length, "turn")} of its own, ${View.plural(segment.tokens, "token")} with those before`));
+    const box = h("nav", { class: "tree", "aria-label": "Segments" }, button("All turns", null, "Every segment, in the order of time"),
+      h("div", { class: "lanes-of" }, h("div", {}, names), View.svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "The turns of each segment" }, lanes)));
+    return box;
+  };
+  const origin = (trajectory, turn) => {
+    const lane = trajectory.segments.findIndex((segment) => segment.turns.includes(turn.number));
+    if (lane < 0) return null;
+    const { turns, after } = trajectory.segments[lane], place = turns.indexOf(turn.number);
+    const before = place ? turns[place - 1] : after;
+    const how = before === turn.number - 1 ? "" : before === null ? ", a line of its own" : `, goes on from turn ${before}`;
+    return h("p", { class: "quiet" }, `${laneName(trajectory.segments[lane], lane)}${how}`);
+  };
+
   View.versionsOf = (trajectory) => [...new Set(trajectory.turns.flatMap((turn) => (turn.tokens ? turn.tokens.versions.map(([version]) => version) : [])))].sort((a, b) => a - b);
 
   View.trajectoryPage = async (id, key, params) => {
@@ -112,8 +151,9 @@
       controls.append(h("span", { class: "gap" }), toggle);
       page.append(h("div", { class: "sticky" }, controls, minimap(trajectory)));
     }
+    page.append(...[tree(trajectory)].filter(Boolean));
     if (!trajectory.turns.length) page.append(View.empty("No turn was played", trajectory.failure ? "It failed before the first reply." : "The episode ended as it began."));
-    for (const turn of trajectory.turns) page.append(h("section", { class: "turn", id: `turn-${turn.number}`, tabindex: "-1" }, h("h3", {}, `Turn ${turn.number}`), h("div", {}, View.turnBody(turn))));
+    for (const turn of trajectory.turns) page.append(h("section", { class: "turn", id: `turn-${turn.number}`, tabindex: "-1" }, h("h3", {}, `Turn ${turn.number}`), h("div", {}, origin(trajectory, turn), View.turnBody(turn))));
     if (trajectory.turns_left_out) page.append(h("p", { class: "quiet" }, `${View.count(trajectory.turns_left_out)} more turns are in the file.`));
     const last = trajectory.turns.at(-1);
     if (trajectory.final_observation && !(last && last.details && last.details.verdict === trajectory.final_observation)) page.append(h("section", { class: "turn last" }, h("h3", {}, "In the end"), h("div", {}, text(trajectory.final_observation, "observation"))));

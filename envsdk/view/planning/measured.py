@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from envsdk.base.store.trajectories import read_trajectories
 from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.contracts.segments import prompt_lengths
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking.jsonl import read_run_metrics
 from envsdk.view.planning.workload import (
@@ -135,10 +136,9 @@ def measured(
 
 def _episode(one: Trajectory, factor: float) -> MeasuredEpisode:
     assert one.tokens is not None
-    starts = [turn.response_start for turn in one.turns]
     return MeasuredEpisode(
         reply_tokens=tuple(turn.response_end - turn.response_start for turn in one.turns),
-        prompt_tokens=tuple(starts),
+        prompt_tokens=tuple(prompt_lengths(one.turns)),
         num_tokens=len(one.tokens),
         reply_factor=factor,
         turn_env_s=one.env_s / len(one.turns),

@@ -9,7 +9,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.envs.webshop import SPEC, WebShopEnv
 from envsdk.envs.webshop.replies import format_reply
 from envsdk.managers.wiring import tag_setups
-from envsdk.trainers.warm_start.prepare import demonstration
+from envsdk.trainers.warm_start.prepare import demonstrations_of
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 
@@ -42,8 +42,8 @@ def chat(example, trajectories, tmp_path_factory):
 def test_the_context_holds_demonstrations_to_their_end(example, trajectories, chat):
     setup = tag_setups(example, example.train_env_manager)["WebShop"]
     for trajectory in trajectories:
-        demo = demonstration(trajectory, chat, setup.prompts, setup, example.sequence_length)
-        whole = demonstration(trajectory, chat, setup.prompts, setup, 10**6)
+        (demo,) = demonstrations_of(trajectory, chat, setup.shown, example.sequence_length)
+        (whole,) = demonstrations_of(trajectory, chat, setup.shown, 10**6)
         assert len(demo.ids) == len(whole.ids)
 
 

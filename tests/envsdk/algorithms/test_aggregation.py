@@ -69,18 +69,17 @@ def test_order_empty_rows_and_micro_batches_change_nothing(rows, random, mode) -
 
 
 @given(token_losses, st.lists(st.integers(0, 5), min_size=8, max_size=8))
-def test_a_trajectory_cut_into_sequences_counts_as_one(rows, cuts) -> None:
-    """Step-wise data: the same loss as with each trajectory in one sequence, however it is cut."""
+def test_a_trajectory_cut_into_segments_counts_as_one(rows, cuts) -> None:
+    """The same loss as with each trajectory in one sequence, however it is cut."""
     pieces = [
         (piece, f"trajectory {index}")
         for index, (row, cut) in enumerate(zip(rows, cuts, strict=False))
         for piece in (row[:cut], row[cut:])
     ]
     names = [name for _, name in pieces]
-    for how in ("token-sum", "token-mean"):
-        whole = aggregate(f"seq-mean-{how}", rows)
-        cut = aggregate(f"trajectory-mean-{how}", [piece for piece, _ in pieces], names)
-        assert cut == pytest.approx(whole, rel=1e-9, abs=1e-9)
+    for mode in MODES:
+        cut = aggregate(mode, [piece for piece, _ in pieces], names)
+        assert cut == pytest.approx(aggregate(mode, rows), rel=1e-9, abs=1e-9)
 
 
 def test_the_constant_length_is_asked_for() -> None:

@@ -131,8 +131,7 @@ async def test_a_session_is_one_line_however_the_client_writes_its_history() -> 
                     ]
         assert len(session.record.replies) == 3
         (line,) = session.record.lines()
-        assert line.num_shared == 0
-        ids = CHAT.decode(line.replies[-1].ids, skip_special_tokens=False)
+        ids = CHAT.decode(line[-1].ids, skip_special_tokens=False)
         assert ids.count("ice") == 2
         assert ids.index("ice") < ids.index("Be quick.")
         assert "billing" not in ids
@@ -161,11 +160,11 @@ async def test_a_template_that_refuses_inline_system_messages_gets_them_in_the_u
         ]
         assert (await ask(served, path, messages=further)).status_code == 200
         (line,) = session.record.lines()
-    text = chat.decode(line.replies[-1].ids, skip_special_tokens=False)
+    text = chat.decode(line[-1].ids, skip_special_tokens=False)
     folded = "<|im_start|>user\nhello\nBe quick.<|im_end|>"
     assert (folded in text) == (template is REFUSING)
     assert ("<|im_start|>system\nBe quick." in text) == (template is QWEN_LIKE)
-    assert line.replies[0].observation == "hello\nBe quick."
+    assert line[0].observation == "hello\nBe quick."
 
 
 async def test_a_trained_session_refuses_another_distribution_in_anthropics_format() -> None:

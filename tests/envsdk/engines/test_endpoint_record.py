@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envsdk.contracts.segments import last_segment
 from envsdk.contracts.trajectory import NO_VERSION, FinishReason, VersionSpan
 from envsdk.engines.endpoint.answering import Answerer, Prompt
 from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
@@ -121,18 +122,24 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
             session.reward(1.0)
             given_rewards += 1.0
 
-    ended = trajectories(session.record, session.episode())
+    (ended,) = trajectories(session.record, session.episode())
+    assert ended.total_reward == given_rewards
+    assert [turn.reply for turn in ended.turns] == [reply.text for reply in session.record.replies]
+    assert ended.tokens is not None
+    assert session.record.num_tokens == len(ended.tokens)
+    segments = ended.segments()
+    assert len(segments) == len(session.record.lines())
     learned: Counter[int] = Counter()
-    for trajectory in ended:
-        tokens = trajectory.tokens
+    for segment in segments:
+        tokens = segment.tokens
         assert tokens is not None
         assert tokens.ids.tolist() in seen.values()
-        assert trajectory.total_reward == given_rewards
-        for turn in trajectory.turns:
+        own = segment.turns[segment.num_given_turns :]
+        for turn in own:
             span = slice(turn.response_start, turn.response_end)
             assert tokens.response_mask[span].all()
             assert turn.reply == CHAT.decode(tokens.ids[span].tolist())
-        assert tokens.response_mask.sum() == sum(t.response_end - t.response_start for t in trajectory.turns)
+        assert tokens.response_mask.sum() == sum(turn.response_end - turn.response_start for turn in own)
         sampled = tokens.response_mask == 1
         learned.update(tokens.versions[sampled].tolist())
         assert (tokens.versions[~sampled] == NO_VERSION).all()
@@ -140,10 +147,9 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
     assert learned == Counter(
         {reply.number: len(reply.token_ids) for reply in session.record.replies if reply.token_ids}
     )
-    assert len({trajectory.trajectory_id for trajectory in ended}) == len(ended)
-    latest = session.record.replies[-1]
-    assert ended[0].tokens is not None
-    assert ended[0].tokens.ids.tolist() == seen[latest.number]
+    last = last_segment(segments).tokens
+    assert last is not None
+    assert last.ids.tolist() == seen[session.record.replies[-1].number]
 
 
 def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:

@@ -14,13 +14,13 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.recorder import SessionRecorder
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import SessionBook
-from envsdk.engines.endpoint.trajectories import without_replies
+from envsdk.engines.endpoint.trajectories import trajectory
 
 
 def episodes(*names: str) -> list[Trajectory]:
     book = SessionBook("token", max_sessions=100, idle_s=1.0)
     sessions = [book.open(rules=SamplingRules(), session_id=name) for name in names]
-    return [without_replies(session.episode()) for session in sessions]
+    return [trajectory(session.record, session.episode()) for session in sessions]
 
 
 def names_in(folder: Path) -> list[list[str]]:

@@ -603,7 +603,8 @@ async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character() ->
         )
         ended = await served.post(f"{url}/end", {"final_observation": "\ud800"})
         assert ended.json()["num_replies"] == 4
-        assert len(served.ended) == 4
+        (episode,) = served.ended
+        assert len(episode.turns) == 4
 
 
 async def test_what_is_not_supported_is_refused_and_named() -> None:

@@ -12,6 +12,7 @@ from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
+from tests.envsdk.contracts.trees import Node, planted
 from tests.trajectories import trajectory_with
 
 
@@ -236,3 +237,17 @@ def test_a_batch_of_failures_alone_has_metrics_too() -> None:
     assert not {"reward/mean", "success/mean"} & metrics.keys()  # never scored 0
     assert metrics["rollout/num_failed/Lake"] == 1
     assert metrics["rollout/valid_share"] == 0.0
+
+
+def test_the_share_of_tokens_that_segments_have_in_common_is_a_metric() -> None:
+    nodes = [
+        Node(follows=None, num_prompt=4, num_reply=2),
+        Node(follows=None, num_prompt=1, num_reply=1),
+        Node(follows=0, num_prompt=1, num_reply=1),
+    ]
+    batch = RolloutBatch(version=9, groups=[[planted(nodes), planted(nodes[:1])]])
+    metrics = rollout_metrics(batch)
+    assert metrics["rollout/num_segments_mean"] == 1.5
+    assert metrics["rollout/merged_share"] == pytest.approx(6 / (8 + 8 + 6))
+    assert metrics["rollout/sequence_tokens_mean"] == pytest.approx((10 + 6) / 2)
+    assert "rollout/merged_share" not in rollout_metrics(RolloutBatch(version=9, groups=[[episode(1.0)]]))

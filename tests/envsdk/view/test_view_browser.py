@@ -21,7 +21,15 @@ from envsdk.view import main
 from envsdk.view.export import write_report
 from envsdk.view.library import Library
 from tests.envsdk.view.conftest import find_browser
-from tests.envsdk.view.view_runs import ATTACK, STEPS, encode, make_trajectory, write_run, write_step
+from tests.envsdk.view.view_runs import (
+    ATTACK,
+    STEPS,
+    branched,
+    encode,
+    make_trajectory,
+    write_run,
+    write_step,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -244,6 +252,27 @@ def test_the_tokens_that_were_given_can_be_read_as_well(watch: Open, address: st
     expect(prompt).to_be_visible()
     assert prompt.inner_text().replace("↵", "") == "<user>P _\n# G<reply>"
     assert prompt.locator(".t").count() == len(encode("<user>P _\n# G<reply>"))
+
+
+def test_an_episode_of_several_segments_is_a_tree_whose_lines_can_be_read_alone(
+    watch: Open, serve: Serve, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "runs" / "tiny")
+    episode = branched(make_trajectory(1, replies=("Left", "Right", "Up", "Down")))
+    write_trajectories(folder / "trajectories" / "step_000000.parquet", [episode])
+    page = watch(serve(folder), "t/step_000000:0")
+    tree = page.get_by_role("navigation", name="Segments")
+    expect(tree.locator("circle")).to_have_count(4)
+    expect(page.locator("#turn-3")).to_contain_text("Segment 2 (helper), a line of its own")
+    expect(page.locator("#turn-4")).to_contain_text("Segment 3 (main), goes on from turn 1")
+    tree.get_by_role("button", name="Segment 3 (main)").click()
+    shown = [turn.get_attribute("id") for turn in page.locator(".turn:visible").all()]
+    assert shown[:2] == ["turn-1", "turn-4"]
+    expect(page.locator("#turn-2")).to_be_hidden()
+    tree.get_by_role("button", name="All turns").click()
+    expect(page.locator("#turn-2")).to_be_visible()
+    if target := os.environ.get("ENVSDK_SCREENSHOT"):
+        page.screenshot(path=target, full_page=True)
 
 
 def test_a_group_is_shown_side_by_side_with_its_advantages(watch: Open, address: str) -> None:

@@ -15,7 +15,7 @@ from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.view.token_text import token_texts
 from envsdk.view.trajectory_view import TEXT_LIMIT, TURN_LIMIT, group_view, shortened, trajectory_view
-from tests.envsdk.view.view_runs import make_trajectory, tokenizer
+from tests.envsdk.view.view_runs import branched, make_trajectory, tokenizer
 
 ABOUT: dict[str, Any] = {
     "origin": "train",
@@ -60,6 +60,18 @@ def test_every_token_is_shown_once_given_or_sampled(replies: list[str]) -> None:
         if "tokens" in turn:
             assert "".join(turn["tokens"]["texts"]) == reply
     assert shown == trajectory.tokens.ids.tolist()
+
+
+def test_segments_have_their_own_turns_and_the_turn_they_branch_off() -> None:
+    assert view_of(make_trajectory(1))["segments"] == []
+    trajectory = branched(make_trajectory(1, replies=("a", "b", "c", "d")))
+    segments = view_of(trajectory)["segments"]
+    assert [(each["turns"], each["after"], each["role"]) for each in segments] == [
+        ([1, 2], None, "main"),
+        ([3], None, "helper"),
+        ([4], 1, "main"),
+    ]
+    assert [each["tokens"] for each in segments] == [len(s.tokens or ()) for s in trajectory.segments()]
 
 
 def test_a_token_has_its_log_probability_and_its_version() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -90,6 +91,14 @@ def make_trajectory(
         generate_s=1.5,
         env_s=0.5,
         worker="train-0#0",
+    )
+
+
+def branched(trajectory: Trajectory) -> Trajectory:
+    """The same four turns as two lines, the first of which branches after its first turn."""
+    tree = zip(trajectory.turns, (None, None, -1, 0), ("main", "main", "helper", "main"), strict=True)
+    return replace(
+        trajectory, turns=tuple(replace(turn, follows=before, role=role) for turn, before, role in tree)
     )
 
 

@@ -73,3 +73,12 @@ def test_the_mean_loss_is_that_of_the_reply_tokens(model: Path, chat: ChatTokeni
         expected -= float(logprobs[:, 0][torch.tensor(demo.response_mask[1:] == 1)].sum())
         count += demo.num_scored
     assert mean_loss(trainer, demos) == pytest.approx(expected / count, rel=1e-5)
+
+
+def test_replies_that_are_given_are_not_learned(chat: ChatTokenizer) -> None:
+    messages = messages_of(["user", "assistant", "user", "assistant"])
+    whole, rest = tokens_of(messages, chat, 1000), tokens_of(messages, chat, 1000, num_given_replies=1)
+    assert whole is not None
+    assert rest is not None
+    assert rest.ids.tolist() == whole.ids.tolist()
+    assert rest.ids[rest.response_mask == 1].tolist() == chat.reply(messages[3]["content"])

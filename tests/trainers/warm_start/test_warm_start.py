@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
 from envsdk.rollouts.play.policies import OraclePolicy
 from envsdk.trainers.warm_start import prepare as warm_start
 from envsdk.trainers.warm_start.imitation import batches
-from envsdk.trainers.warm_start.prepare import RECORD, demonstration, prepare_policy
+from envsdk.trainers.warm_start.prepare import RECORD, demonstrations_of, prepare_policy
 from envsdk.trainers.warm_start.tiny_policy import SPECIAL_TOKENS, build_tokenizer
 from tests.trajectories import trajectory_with
 
@@ -286,8 +287,8 @@ def test_a_demonstration_is_the_conversation_the_policy_would_have_had(chat: Cha
     setup = tag_setups(small_config(), small_config().train_env_manager)["FrozenLake"]
     prompts = AgentPrompts(system="You walk.", template="{turn_idx}/{actions_left}\n{observation}")
     replies = ["<answer>Up</answer>", "<answer>Down</answer>"]
-    demo = demonstration(episode(["P_", "_P"], replies), chat, prompts, setup, 512)
-    assert demo is not None
+    shown = replace(setup.shown, prompts=prompts)
+    (demo,) = demonstrations_of(episode(["P_", "_P"], replies), chat, shown, 512)
     conversation = [
         {"role": "system", "content": "You walk."},
         {"role": "user", "content": "1/8\nP_"},
@@ -303,13 +304,12 @@ def test_a_demonstration_is_the_conversation_the_policy_would_have_had(chat: Cha
 def test_a_long_demonstration_is_cut_after_a_whole_turn(chat: ChatTokenizer) -> None:
     setup = tag_setups(small_config(), small_config().train_env_manager)["FrozenLake"]
     trajectory = episode(["P_"] * 5, ["<answer>Up</answer>"] * 5)
-    whole = demonstration(trajectory, chat, AgentPrompts(), setup, 512)
-    assert whole is not None
-    cut = demonstration(trajectory, chat, AgentPrompts(), setup, len(whole.ids) - 1)
-    assert cut is not None
+    shown = replace(setup.shown, prompts=AgentPrompts())
+    (whole,) = demonstrations_of(trajectory, chat, shown, 512)
+    (cut,) = demonstrations_of(trajectory, chat, shown, len(whole.ids) - 1)
     assert cut.ids[-1] in chat.stop_token_ids
     assert np.array_equal(cut.ids, whole.ids[: len(cut.ids)])
-    assert demonstration(trajectory, chat, AgentPrompts(), setup, 3) is None
+    assert demonstrations_of(trajectory, chat, shown, 3) == []
 
 
 @given(count=st.integers(1, 60), size=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 9))

@@ -20,6 +20,7 @@ from envsdk.contracts.trajectory import TokenArrays, Trajectory
 from envsdk.rollouts.datasets.atif import read_atif
 from envsdk.rollouts.datasets.atif_documents import from_document, to_document
 from envsdk.rollouts.results.trajectories import Trajectories
+from tests.envsdk.contracts.trees import Node, planted, trees
 from tests.envsdk.rollouts.data_sets.episodes import episode
 from tests.envsdk.rollouts.results.sampled import sampled, sampled_episodes
 
@@ -54,7 +55,7 @@ told = st.builds(
             for number, (turn, (seen, said)) in enumerate(zip(base.turns, written, strict=False))
         ),
     ),
-    sampled_episodes,
+    sampled_episodes | trees(max_turns=3).map(planted),
     st.sampled_from([SHOWN, TEMPLATED]),
     st.lists(st.tuples(texts, texts), min_size=3, max_size=3),
     texts,
@@ -70,16 +71,35 @@ def test_a_trajectory_comes_back_as_it_was(trajectory: Trajectory) -> None:
 
 @given(told)
 def test_documents_keep_the_rules_of_the_format(trajectory: Trajectory) -> None:
-    document = to_document(trajectory, agent="policy", model="m")
-    assert document["schema_version"] == "ATIF-v1.7"
-    assert [step["step_id"] for step in document["steps"]] == list(range(1, len(document["steps"]) + 1))
-    for step in document["steps"]:
-        if step["source"] != "agent":
-            assert not {"metrics", "tool_calls", "model_name"} & step.keys()
-        ids = [call["tool_call_id"] for call in step.get("tool_calls", ())]
-        assert len(ids) == len(set(ids))
-        results = step.get("observation", {"results": []})["results"]
-        assert {each["source_call_id"] for each in results if "source_call_id" in each} <= set(ids)
+    whole = to_document(trajectory, agent="policy", model="m")
+    documents = [whole, *whole.get("subagent_trajectories", ())]
+    assert len({each["trajectory_id"] for each in documents}) == len(documents) == len(trajectory.segments())
+    for document in documents:
+        assert document["schema_version"] == "ATIF-v1.7"
+        assert [step["step_id"] for step in document["steps"]] == list(range(1, len(document["steps"]) + 1))
+        for step in document["steps"]:
+            if step["source"] != "agent":
+                assert not {"metrics", "tool_calls", "model_name"} & step.keys()
+            ids = [call["tool_call_id"] for call in step.get("tool_calls", ())]
+            assert len(ids) == len(set(ids))
+            results = step.get("observation", {"results": []})["results"]
+            assert {each["source_call_id"] for each in results if "source_call_id" in each} <= set(ids)
+
+
+def test_segments_are_subagents_and_turns_of_another_one_are_copied_context() -> None:
+    nodes = [
+        Node(follows=None, num_prompt=2, num_reply=1),
+        Node(follows=None, num_prompt=1, num_reply=1),
+        Node(follows=0, num_prompt=1, num_reply=2),
+    ]
+    document = to_document(replace(planted(nodes), shown=SHOWN), agent="policy")
+    (other,) = document["subagent_trajectories"]
+    assert [step["message"] for step in other["steps"]] == ["Walk.", "see 0", "do 0", "do 1"]
+    assert not any("is_copied_context" in step for step in other["steps"])
+    assert [step["message"] for step in document["steps"]] == ["Walk.", "see 0", "do 0", "do 2"]
+    assert [step.get("is_copied_context", False) for step in document["steps"]] == [False, True, True, False]
+    assert document["steps"][3]["metrics"]["prompt_tokens"] == 4
+    assert document["final_metrics"]["total_completion_tokens"] == 2
 
 
 @pytest.mark.datasets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,9 +14,14 @@ from hypothesis import strategies as st
 
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
+from envsdk.rollouts.datasets.formats import export, make_formats
+from envsdk.rollouts.datasets.reading import open_dataset
+from envsdk.rollouts.datasets.saving import save_episodes
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 from envsdk.trainers.warm_start.fine_tuning import split_held_out
+from tests.envsdk.contracts.trees import Node, planted
 
 CHAT = [
     {"role": "user", "content": "Where?"},
@@ -116,3 +122,32 @@ def test_the_share_that_is_held_out_is_about_what_was_asked_for() -> None:
     conversations = [chat(str(number), "yes") for number in range(2000)]
     assert 150 < len(split_held_out(conversations, share=0.1, seed=42)[1]) < 250
     assert split_held_out(conversations, share=0.0, seed=42)[1] == []
+
+
+def test_each_segment_is_a_conversation_whose_replies_are_learned_once(tmp_path: Path) -> None:
+    nodes = [
+        Node(follows=None, num_prompt=2, num_reply=1),
+        Node(follows=None, num_prompt=1, num_reply=1),
+        Node(follows=0, num_prompt=1, num_reply=1),
+        Node(follows=-1, num_prompt=3, num_reply=1),
+    ]
+    shown = TagPrompts(prompts=AgentPrompts(system="Sys"), max_turns=9, env_type="toys/Tree-v1")
+    save_episodes([replace(planted(nodes), shown=shown)], tmp_path / "trees", policy="model")
+    found = list(read_conversations([tmp_path / "trees"]))
+    assert [each.num_given_replies for each in found] == [0, 1, 0]
+    assert [each.messages[-1]["content"] for each in found] == ["do 1", "do 2", "do 3"]
+    assert len({each.task for each in found}) == 1
+    dataset = open_dataset(tmp_path / "trees")
+    for wanted in make_formats(["messages", "messages-parquet"]):
+        assert dataset.manifest is not None
+        export(dataset, wanted, dataset.manifest)
+        again = list(read_conversations([tmp_path / "trees" / wanted.name]))
+        assert [(each.messages, each.num_given_replies) for each in again] == [
+            (each.messages, each.num_given_replies) for each in found
+        ]
+
+
+def test_a_number_of_given_replies_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT, "num_given_replies": "x"}))
+    with pytest.raises(ConfigurationError, match="row 1: num_given_replies is no number: 'x'"):
+        list(read_conversations([tmp_path / "chats.jsonl"]))

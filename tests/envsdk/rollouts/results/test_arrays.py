@@ -93,6 +93,7 @@ def test_the_arrays_of_two_episodes_as_documented() -> None:
         "success": [True, False],
         "valid": [True, True],
         "group_ids": [0, 0],
+        "episodes": [0, 1],
         "lengths": [6, 2],
         "num_cut": [0, 0],
     }
