@@ -233,6 +233,9 @@ async def _is_there(request: Request) -> Response:
 
 
 def _refusal(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Claude Code asks eight times in silence, unless it is told that this changes nothing."""
+    if error.status < 500 and error.status not in (408, 429):
+        headers = {**(headers or {}), "x-should-retry": "false"}
     found = next((each for each in PROTOCOLS if f"/v1{each.path}" in request.url.path), CHAT)
     return JSONResponse(found.error_body(error), error.status, headers=headers)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,15 +120,24 @@ def test_a_reply_updated_in_flight_goes_on_exactly_under_the_new_weights(
     kind: str, folders: Callable[[str], Path]
 ) -> None:
     engine, model = make_engine(folders(kind)), make_tiny(kind)
-    step = engine.core.batch.step
-    steps = 0
+    step, swap = engine.core.batch.step, engine.core.swap
+    steps, swaps = 0, threading.Event()
 
-    def counted(**options: Any) -> Any:
+    def held(**options: Any) -> Any:
         nonlocal steps
         steps += 1
+        if steps > 2:
+            swaps.wait(60)
         return step(**options)
 
-    engine.core.batch.step = counted  # type: ignore[method-assign]
+    async def asked(prepared: Any, version: int, *, is_frozen: bool) -> None:
+        swapping = asyncio.ensure_future(swap(prepared, version, is_frozen=is_frozen))
+        await asyncio.sleep(0)  # the compute thread has it, behind the step that waits
+        swaps.set()
+        await swapping
+
+    engine.core.batch.step = held  # type: ignore[method-assign]
+    engine.core.swap = asked  # type: ignore[method-assign]
 
     async def test() -> None:
         prompts = prompts_of(3, 20, 8)

@@ -93,6 +93,7 @@ async def test_both_kinds_of_keys_open_and_errors_are_anthropics() -> None:
                 assert (await http.post(url, content=body, headers=headers)).status_code == 200
             wrong = await http.post(url, content=body, headers={"x-api-key": "wrong"})
             assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+            assert wrong.headers["x-should-retry"] == "false"
             assert "x-api-key" in wrong.json()["error"]["message"]
             for path in ("/", f"/sessions/{session.session_id}"):
                 assert (await http.head(served.endpoint.url + path)).status_code == 200
