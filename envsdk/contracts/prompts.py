@@ -75,8 +75,9 @@ class TagPrompts:
         `turns` are those of the episode; `numbers` says which of them a segment has, absent all.
         """
         numbers = range(len(turns)) if numbers is None else numbers
-        carried = self.carried(turns, numbers[0]) if numbers else ()
-        return [*opening(self.prompts.system, own_history(turns)), *self.spoken(turns, [*carried, *numbers])]
+        first = numbers[0] if numbers else 0
+        shown = self.spoken(turns, [*self.carried(turns, first), *numbers])
+        return [*opening(self.prompts.system, own_history(turns, first)), *shown]
 
     def carried(self, turns: Sequence[Turn], first: int) -> Sequence[int]:
         """Turns before a line's `first` that its prompt shows again: a summary, or those of the window."""
@@ -100,10 +101,10 @@ def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Mess
     return [*([{"role": "system", "content": system}] if system and not has_own else []), *map(dict, history)]
 
 
-def own_history(turns: Sequence[Turn]) -> Sequence[Message]:
-    """The messages before the first observation, where the first turn's details name some."""
-    details = turns[0].details if turns else None
-    history: Sequence[Message] = json.loads(details).get("history", ()) if details else ()
+def own_history(turns: Sequence[Turn], first: int = 0) -> Sequence[Message]:
+    """The messages before turn `first`, or else those before the first turn, where its details name some."""
+    details = (json.loads(turns[number].details or "{}") for number in (first, 0) if turns)
+    history: Sequence[Message] = next((each["history"] for each in details if "history" in each), ())
     return history
 
 

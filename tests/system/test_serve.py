@@ -16,9 +16,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from envsdk import Trajectories
 from envsdk.base.store.trajectories import read_trajectories
 from envsdk.config import load_config
 from envsdk.contracts.trajectory import Outcome
+from envsdk.replay import main as replay
+from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -105,6 +108,68 @@ def test_written_replies_are_served_without_a_model(lake_model: Path) -> None:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             answer: Any = httpx2.post(f"{url}/v1/chat/completions", json=asked, headers=headers).json()
             assert answer["choices"][0]["message"]["content"] == "A greeting"
+
+
+def post(url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    answer = httpx2.post(f"{url}{path}", json=body, headers={"Authorization": f"Bearer {TOKEN}"})
+    return answer.status_code, answer.json()
+
+
+def ask(url: str, session_id: str, *messages: tuple[str, str], **fields: Any) -> Any:
+    given = [{"role": role, "content": content} for role, content in messages]
+    body = {"model": "policy", "messages": given, **fields}
+    return post(url, f"/sessions/{session_id}/v1/chat/completions", body)[1]["choices"][0]["message"]
+
+
+def test_sessions_of_two_servers_are_one_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, out = tmp_path / "script.jsonl", tmp_path / "played"
+    script.write_text("Hello.\nBye.\n")
+    arguments = ["--scripted", str(script), "--out", str(out)]
+    with serve(*arguments, ENVSDK_ENDPOINT_TOKEN=TOKEN) as (process, url):
+        assert post(url, "/sessions", {"id": "first"})[0] == 201
+        opening = [("system", "Be polite."), ("user", "Hi")]
+        ask(url, "first", *opening)
+        ask(url, "first", ("user", "no system prompt"))
+        ask(url, "first", *opening, ("assistant", "Hello."), ("user", "I go"))
+        assert post(url, "/sessions/first/end", {"reward": 1.0})[0] == 200
+        assert post(url, "/sessions", {"id": "first"})[0] == 409
+        assert post(url, "/sessions", {"id": "lost"})[0] == 201
+        assert post(url, "/sessions", {"id": "empty"})[0] == 201
+        ask(url, "lost", ("user", "Hi"))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        assert "1 open session with 1 reply was not kept" in output
+    with serve(*arguments, ENVSDK_ENDPOINT_TOKEN=TOKEN) as (process, url):
+        status, told = post(url, "/sessions", {"id": "first"})
+        assert (status, told["error"]["code"]) == (409, "session_exists")
+        assert "is recorded" in told["error"]["message"]
+        assert post(url, "/sessions", {"id": "second"})[1]["index"] == 1
+        tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+        ask(url, "second", ("user", "Hi"), tools=[tool])
+        post(url, "/sessions/second/end", {})
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        assert "not kept" not in output
+
+    played = Trajectories.from_folder(out)
+    assert [(each.trajectory_id, each.task.index, each.group_id) for each in played] == [
+        ("first", 0, 0),
+        ("second", 1, 1),
+    ]
+    polite, plain, with_tools = [
+        [(message["role"], message["content"]) for message in each] for each in played.to_messages()
+    ]
+    assert polite == [*opening, ("assistant", "Hello."), ("user", "I go"), ("assistant", "Bye.")]
+    assert plain == [("user", "no system prompt"), ("assistant", "Hello.")]
+    assert with_tools[0][0] == "system"
+    assert '"name": "look"' in with_tools[0][1]
+    assert [[*each.messages] for each in read_conversations([out])] == played.to_messages()
+
+    assert replay([str(out)]) == 2
+    assert "sessions of `envsdk serve` have no environment to replay" in capsys.readouterr().err
+    rescore = [str(out), "--rescore", "--rewards", "builtins:len", "--out", str(tmp_path / "new")]
+    assert replay(rescore) == 2
+    assert "`Trajectories.save` makes one" in capsys.readouterr().err
 
 
 def test_a_token_is_made_up_and_shown_once(lake_model: Path) -> None:

@@ -24,13 +24,14 @@ from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import (
+    history,
     observation,
     settled,
     spelled_out,
     takes_system,
     template_messages,
 )
-from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
+from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
@@ -54,25 +55,6 @@ COMPLETION_MAX_TOKENS = 16
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What one reply is sampled from."""
-
-    ids: Sequence[int]
-    """All tokens."""
-    new_ids: Sequence[int]
-    """Those behind the parent's reply."""
-    parent: RecordedReply | None
-    observation: str
-    """Text of what is new."""
-    key: str | None = None
-    """Key of the conversation, for chat."""
-    new_text: str | None = None
-    """What is new, where the prompt was given as text."""
-    text: str = ""
-    """All of it, for `/v1/completions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +178,8 @@ class Answerer:
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=observation(messages), key=keys[-1])
+        told, before = observation(messages), history(messages, fields.tools)
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=keys[-1])
 
     def _behind(
         self,
@@ -336,6 +319,7 @@ class Answerer:
                 finish_reason=finish_reason,
                 text=raw,
                 observation=prompt.observation,
+                history=prompt.history,
                 state_hash=state_hash,
                 generate_s=generate_s,
                 attempt=read.status if isinstance(fields, ChatFields) and fields.reads_tool_calls else None,

@@ -20,12 +20,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece, Prompt
+from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
 from envsdk.engines.endpoint.protocols.responses import RESPONSES
+from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body

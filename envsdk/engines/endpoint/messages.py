@@ -11,6 +11,7 @@ import jinja2
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.prompts import Message
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 
@@ -104,13 +105,23 @@ def takes_system(chat: ChatTokenizer) -> bool:
 
 def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
     """The text behind the policy's last message, but for the system message at the beginning of all."""
-    told: list[str] = []
-    for number in range(len(messages) - 1, behind - 1, -1):
-        role = messages[number]["role"]
-        if role == "assistant" or (role == "system" and number == 0):
-            break
-        told.append(messages[number]["content"])
-    return "\n".join(reversed(told))
+    return "\n".join(message["content"] for message in messages[_observed_from(messages, behind) :])
+
+
+def history(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[Message]:
+    """The messages before the observation; tools, calls and results are text in them."""
+    before = spelled_out(messages[: _observed_from(messages)], tools)
+    return [{"role": each["role"], "content": each["content"]} for each in before]
+
+
+def _observed_from(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> int:
+    for number in range(len(messages), behind, -1):
+        role = messages[number - 1]["role"]
+        if role == "assistant" or (role == "system" and number == 1):
+            return number
+    return behind
 
 
 def settled(messages: Sequence[dict[str, Any]], *, takes_system: bool) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields
 from envsdk.engines.engine import PromptScores
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk.contracts.prompts import Message
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, split_thought
 
@@ -45,6 +46,8 @@ class RecordedReply:
     """What stands in `<think>` and `</think>` at its beginning."""
     attempt: AttemptStatus | None = None
     """How its attempt to call tools went; None where no tools were given."""
+    history: Sequence[Message] = ()
+    """The messages before the observation, where the reply begins a line."""
     segment: str | None = None
     """The new part of the prompt and the reply as text, where the prompt was text."""
 
@@ -64,6 +67,27 @@ class RecordedReply:
             ids += reply.prompt_ids
             ids += reply.token_ids
         return ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What one reply is sampled from."""
+
+    ids: Sequence[int]
+    """All tokens."""
+    new_ids: Sequence[int]
+    """Those behind the parent's reply."""
+    parent: RecordedReply | None
+    observation: str
+    """Text of what is new."""
+    history: Sequence[Message] = ()
+    """What stands before it where a line begins, as text."""
+    key: str | None = None
+    """Key of the conversation, for chat."""
+    new_text: str | None = None
+    """What is new, where the prompt was given as text."""
+    text: str = ""
+    """All of it, for `/v1/completions`."""
 
 
 _EndOf = Callable[[RecordedReply, int], int | None]

@@ -15,9 +15,12 @@ from typing import Self
 
 from envsdk.base.store.atomic import make_folder, remove_leftovers
 from envsdk.base.store.shards import MANIFEST, locked_folder
-from envsdk.base.store.trajectories import write_trajectories
+from envsdk.base.store.trajectories import read_columns, write_trajectories
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
+
+MODEL_KEY = "envsdk.endpoint.model"
+"""In the metadata of each file."""
 
 
 class SessionRecorder:
@@ -25,12 +28,14 @@ class SessionRecorder:
 
     def __init__(self, folder: Path, *, model_name: str) -> None:
         self._folder = folder
-        self._metadata = {"envsdk.endpoint.model": model_name}
+        self._metadata = {MODEL_KEY: model_name}
         self._waiting: list[tuple[list[Trajectory], asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._next = 0
         self._stack = ExitStack()
         self.num_trajectories = 0
+        self.used: dict[str, int] = {}
+        """Indices of the sessions in the folder by their ids."""
 
     def __enter__(self) -> Self:
         """Lock the folder and continue its numbers.
@@ -42,10 +47,11 @@ class SessionRecorder:
             raise ConfigurationError(f"--out: {self._folder} holds a collection; choose another folder")
         self._stack.enter_context(locked_folder(self._folder))
         remove_leftovers(self._folder)
-        numbers = [
-            int(path.stem[5:]) for path in self._folder.glob("part-*.parquet") if path.stem[5:].isdigit()
-        ]
-        self._next = max(numbers, default=-1) + 1
+        shards = [path for path in self._folder.glob("part-*.parquet") if path.stem[5:].isdigit()]
+        self._next = max((int(path.stem[5:]) for path in shards), default=-1) + 1
+        for shard in shards:
+            columns = read_columns(shard, ["trajectory_id", "index"])
+            self.used.update(zip(columns["trajectory_id"], columns["index"], strict=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,6 +66,7 @@ class SessionRecorder:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write())
         await written
+        self.used.update((each.trajectory_id, each.task.index) for each in trajectories)
 
     async def _write(self) -> None:
         while self._waiting:

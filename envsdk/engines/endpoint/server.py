@@ -77,12 +77,13 @@ class Endpoint:
         config: EndpointConfig,
         *,
         on_ended: OnEnded | None = None,
+        used: Mapping[str, int] | None = None,
     ) -> None:
-        """`on_ended` gets the trajectories of each session that ends over HTTP."""
+        """`on_ended` gets the trajectories of each session that ends over HTTP; `used`: see `SessionBook`."""
         self.config = config
         self.token = config.token or secrets.token_urlsafe(24)
         self.sessions = SessionBook(
-            self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s
+            self.token, max_sessions=config.max_sessions, idle_s=config.session_idle_s, used=used
         )
         reader = ReplyReader(chat, config.tool_parser)
         self._answerer = Answerer(proxy, reader, sequence_length=config.sequence_length)

@@ -143,12 +143,16 @@ def idle_failure(idle_s: float) -> Failure:
 class SessionBook:
     """The sessions that are open. Owner: the endpoint."""
 
-    def __init__(self, token: str, *, max_sessions: int, idle_s: float) -> None:
+    def __init__(
+        self, token: str, *, max_sessions: int, idle_s: float, used: Mapping[str, int] | None = None
+    ) -> None:
+        """`used`: ids that are refused, with the indices that numbered sessions skip; it may grow."""
         self._token = token
         self._max_sessions = max_sessions
         self._idle_s = idle_s
         self._open: dict[str, Session] = {}
-        self._numbers = itertools.count()
+        self._used = {} if used is None else used
+        self._numbers = itertools.filterfalse(set(self._used.values()).__contains__, itertools.count())
 
     def __len__(self) -> int:
         return len(self._open)
@@ -173,7 +177,6 @@ class SessionBook:
 
         ApiError when its id is taken, or when too many are open.
         """
-        number = next(self._numbers)
         session_id = secrets.token_hex(8) if session_id is None else session_id
         if not _SESSION_ID.fullmatch(session_id):
             raise invalid(
@@ -181,10 +184,14 @@ class SessionBook:
             )
         if session_id in self._open:
             raise ApiError(409, f"session `{session_id}` is open already", code="session_exists", param="id")
+        if session_id in self._used:
+            message = f"session `{session_id}` has ended and is recorded: choose another id"
+            raise ApiError(409, message, code="session_exists", param="id")
         if len(self._open) >= self._max_sessions:
             raise ApiError(
                 429, f"{len(self._open)} sessions are open; end some first", code="too_many_sessions"
             )
+        number = next(self._numbers)
         task = Task(tag=tag, split=split, index=number if index is None else index)
         session = self._open[session_id] = Session(
             session_id=session_id,

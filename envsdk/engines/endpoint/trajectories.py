@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from envsdk.contracts.failures import Failure
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
-from envsdk.engines.endpoint.record import ConversationRecord
+from envsdk.engines.endpoint.record import ConversationRecord, RecordedReply
 from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_metric
 
 
@@ -75,6 +76,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 finish_reason=reply.finish_reason,
                 metrics={**measured, **attempt_metric(reply.attempt)},
                 state_hash=reply.state_hash,
+                details=_details(reply),
                 follows=None if before == reply.number - 1 else before,
             )
         )
@@ -95,3 +97,10 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
         env_s=episode.env_s,
         worker=episode.worker,
     )
+
+
+def _details(reply: RecordedReply) -> str | None:
+    """What the conversation of a line begins with: lines of one session may have different system prompts."""
+    if reply.parent is not None or not (reply.history or reply.number):
+        return None
+    return json.dumps({"history": list(reply.history)}, ensure_ascii=False)

@@ -23,7 +23,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import Message
 from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Outcome
-from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset
+from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset, session_files
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
 _COLUMN, _GIVEN = "messages", "num_given_replies"
@@ -54,8 +54,8 @@ def read_conversations(
 ) -> Iterator[Conversation]:
     """All conversations, in order. Failed episodes and those without a reply are left out.
 
-    A source is a collection, a run's folder, a `.jsonl` or `.parquet` file with a column `messages`, or a
-    folder of such files. `filters` are for collections and runs. Raises ConfigurationError, StorageError.
+    A source is a folder of `collect`, `train` or `serve`, which `filters` are for, or one with `.jsonl` or
+    `.parquet` files with a column `messages`, or such a file. Raises ConfigurationError, StorageError.
     """
     filters = filters or EpisodeFilters()
     for source in sources:
@@ -71,8 +71,9 @@ def read_conversations(
 
 
 def is_dataset(source: Path) -> bool:
-    """Whether `collect` or `train` wrote the folder."""
-    return (source / MANIFEST).is_file() or (source / RUN_TRAJECTORIES).is_dir()
+    """Whether `collect`, `train` or `serve` wrote the folder."""
+    is_named = (source / MANIFEST).is_file() or (source / RUN_TRAJECTORIES).is_dir()
+    return is_named or bool(session_files(source))
 
 
 def message_files(source: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Reads a data set: its episodes and the records of its tags.
 
-dataset = open_dataset(Path("demos"))       # a collection, or a run's folder
+dataset = open_dataset(Path("demos"))       # a collection, a run's folder, or sessions of `envsdk serve`
 for trajectory in dataset.episodes():
     dataset.tags[trajectory.task.tag].messages(trajectory.turns)
 """
@@ -8,15 +8,17 @@ for trajectory in dataset.episodes():
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from envsdk.base.store.shards import MANIFEST, Manifest
-from envsdk.base.store.trajectories import iter_trajectories
-from envsdk.contracts.failures import ConfigurationError
+from envsdk.base.store.trajectories import iter_trajectories, read_columns, read_metadata
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.contracts.prompts import AgentPrompts, Message, TagPrompts
 from envsdk.contracts.trajectory import Trajectory, Turn
+from envsdk.engines.endpoint.recorder import MODEL_KEY
 
 RUN_CONFIG = "config.yaml"
 RUN_TRAJECTORIES = "trajectories"
@@ -29,11 +31,11 @@ class TagRecord:
 
     tag: str
     env_type: str
-    """Registered environment id."""
+    """Registered environment id; empty for sessions of `envsdk serve`, which have none."""
     env_config: Mapping[str, Any]
     prompts: AgentPrompts
     max_turns: int
-    max_new_tokens: int
+    max_new_tokens: int = 0
     """Shown to the policy as `{max_response_length}`."""
     env_manager: str | None = None
     """Plug-in that played it, if not the default one."""
@@ -80,7 +82,7 @@ class DataSet:
     """Trajectory files, in order."""
     tags: Mapping[str, TagRecord]
     manifest: Manifest | None
-    """None for a run's folder."""
+    """None for a run's folder and for sessions of `envsdk serve`."""
 
     def episodes(self) -> Iterator[Trajectory]:
         """One row group in memory at a time. StorageError names a file that is missing or damaged."""
@@ -107,7 +109,7 @@ class DataSet:
 
 
 def open_dataset(folder: Path) -> DataSet:
-    """A folder that `envsdk.collect` or `envsdk.train` wrote; ConfigurationError when it is neither."""
+    """A folder of `envsdk.collect`, `envsdk.train` or `envsdk serve`; ConfigurationError when it is none."""
     if not folder.is_dir():
         raise ConfigurationError(f"there is no folder {folder}: name a collection or a run's folder")
     manifest = Manifest.load(folder)
@@ -115,9 +117,32 @@ def open_dataset(folder: Path) -> DataSet:
         return _collection(folder, manifest)
     if (folder / RUN_CONFIG).is_file() and (folder / RUN_TRAJECTORIES).is_dir():
         return _run(folder)
+    if shards := session_files(folder):
+        return DataSet(folder=folder, shards=shards, tags=_session_tags(shards), manifest=None)
     raise ConfigurationError(
-        f"{folder} holds neither {MANIFEST} (a collection) nor {RUN_CONFIG} and {RUN_TRAJECTORIES}/ (a run)"
+        f"{folder} holds neither {MANIFEST} (a collection) nor {RUN_CONFIG} and {RUN_TRAJECTORIES}/ (a run), "
+        "nor sessions of `envsdk serve --out`"
     )
+
+
+def session_files(folder: Path) -> Sequence[Path]:
+    """The files that `envsdk serve --out` wrote, in order; none where somebody else wrote the folder."""
+    shards = sorted(folder.glob("part-*.parquet"))
+    with suppress(StorageError):
+        if shards and MODEL_KEY in read_metadata(shards[0]):
+            return shards
+    return ()
+
+
+def _session_tags(shards: Sequence[Path]) -> dict[str, TagRecord]:
+    """Tags without an environment: observations are what the agents wrote."""
+    return {
+        tag: TagRecord(
+            tag=tag, env_type="", env_config={}, prompts=AgentPrompts(), max_turns=_UNLIMITED_TURNS
+        )
+        for shard in shards
+        for tag in read_columns(shard, ["tag"])["tag"]
+    }
 
 
 def _collection(folder: Path, manifest: Manifest) -> DataSet:

@@ -109,8 +109,8 @@ async def serve_proxy(
         recorder = None
         if out is not None:
             recorder = stack.enter_context(SessionRecorder(out, model_name=config.model_name))
-        on_ended = recorder.add if recorder is not None else None
-        endpoint = Endpoint(proxy, chat, config, on_ended=on_ended)
+        on_ended, used = (None, None) if recorder is None else (recorder.add, recorder.used)
+        endpoint = Endpoint(proxy, chat, config, on_ended=on_ended, used=used)
         await endpoint.start()
         collect_rarely()  # a search while a long request is read takes ten times as long as reading it
         collecting = asyncio.create_task(collect_when_grown())
@@ -118,7 +118,13 @@ async def serve_proxy(
             yield endpoint
         finally:
             collecting.cancel()
+            lost = [num for each in endpoint.sessions.all() if (num := len(each.record.replies))]
             await endpoint.close()
+            if recorder is not None and lost:
+                sessions = f"{len(lost)} open session{'s' * (len(lost) > 1)}"
+                replies = f"{sum(lost)} repl{'ies' if sum(lost) > 1 else 'y'}"
+                was = "were" if len(lost) > 1 else "was"
+                say(f"{sessions} with {replies} {was} not kept: end them before the server", err=True)
             if endpoint.ignored:
                 counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))
                 say(f"ignored in requests, since it changes nothing: {counts}", flush=True)

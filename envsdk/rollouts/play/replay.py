@@ -191,6 +191,8 @@ def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: 
             f"tag {record.tag} was played by an agent ({record.env_manager}), whose replies are no actions "
             "of its environment: it cannot be replayed"
         )
+    if not record.env_type:
+        raise ConfigurationError("sessions of `envsdk serve` have no environment to replay")
     env_spec = spec(record.env_type)
     constructor: Any = environment_class(env_spec)
     has_hash = isinstance(constructor, type) and issubclass(constructor, AnyTextEnv)
@@ -373,7 +375,8 @@ def _only_prompts(tags: Mapping[str, TagRecord], rewards: str) -> None:
         if record.env_type != _PROMPTS:
             raise ConfigurationError(
                 f"--rewards: the reward function {rewards!r} scores responses to prompts; tag {tag} plays "
-                f"{record.env_type}: name a function of trajectories (package.module:function)"
+                f"{record.env_type or 'no environment'}: name a function of trajectories "
+                "(package.module:function)"
             )
 
 

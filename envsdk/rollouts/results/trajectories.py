@@ -44,7 +44,7 @@ class Trajectories(Sequence[Trajectory]):
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, discarded: bool = False) -> Trajectories:
-        """All episodes of a data set of `envsdk collect`, or of a run of `envsdk train`, in memory.
+        """All episodes of `envsdk collect`, a run of `envsdk train`, or `envsdk serve --out`, in memory.
 
         `discarded` adds those of a run that were played and not used, to the groups that they belonged to.
         ConfigurationError when the folder is neither, StorageError when a file is damaged.

@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.messages import settled, template_messages
 from envsdk.engines.endpoint.protocol import ReplyHead
 from envsdk.engines.endpoint.protocols.anthropic import MessagesWriter, error_body
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
-from envsdk.engines.endpoint.record import message_keys, next_key
+from envsdk.engines.endpoint.record import Prompt, message_keys, next_key
 from envsdk.engines.endpoint.wire import ChatFields, read_chat
 from envsdk.engines.tool_calls.reading import ToolCall
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from envsdk.contracts.segments import last_segment
 from envsdk.contracts.trajectory import NO_VERSION, FinishReason, VersionSpan
-from envsdk.engines.endpoint.answering import Answerer, Prompt
-from envsdk.engines.endpoint.record import RecordedReply, message_keys, next_key
+from envsdk.engines.endpoint.answering import Answerer
+from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook

@@ -45,6 +45,19 @@ async def test_another_server_goes_on_with_the_next_number(tmp_path: Path) -> No
     assert names_in(tmp_path) == [["a"], ["b"]]
 
 
+async def test_another_server_continues_to_count_and_refuses_recorded_ids(tmp_path: Path) -> None:
+    for expected in ([0, 1], [2, 3]):
+        with SessionRecorder(tmp_path, model_name="m") as recorder:
+            book = SessionBook("token", max_sessions=100, idle_s=1.0, used=recorder.used)
+            for index in expected:
+                session = book.open(rules=SamplingRules(), session_id=f"s{index}")
+                assert (session.task.index, session.group_id) == (index, index)
+                await recorder.add([trajectory(session.record, session.episode())])
+                book.end(session)
+                with pytest.raises(ApiError, match="recorded"):
+                    book.open(rules=SamplingRules(), session_id=f"s{index}")
+
+
 async def test_a_failed_write_is_the_callers_and_the_next_one_can_succeed(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     with SessionRecorder(folder, model_name="m") as recorder:

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from envsdk.contracts.trajectory import VersionSpan
-from envsdk.engines.endpoint.answering import Answer, Piece, Prompt
+from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.messages import template_messages
 from envsdk.engines.endpoint.protocol import ReplyHead
 from envsdk.engines.endpoint.protocols.responses import RESPONSES, ResponsesWriter
 from envsdk.engines.endpoint.protocols.responses_request import read_responses
-from envsdk.engines.endpoint.record import message_keys
+from envsdk.engines.endpoint.record import Prompt, message_keys
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session
