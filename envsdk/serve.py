@@ -74,18 +74,28 @@ def command(options: ServeOptions) -> None:
             f"envsdk serve needs {error.name}: pip install 'envsdk[endpoint]'"
         ) from error
     from envsdk.engines.scripted import SCRIPTED_LENGTH
-    from envsdk.rollouts.play.model_server import find_model, given_token, serve_model, serve_script
+    from envsdk.rollouts.play.model_server import (
+        find_model,
+        given_token,
+        script_length,
+        serve_model,
+        serve_script,
+    )
 
-    token, source = given_token(), options.source
+    token, source, overrides = given_token(), options.source, options.overrides
+    if source is not None and "=" in source and not Path(source).exists():
+        overrides, source = (source, *overrides), None
     if source is None and options.scripted is None:
         raise ConfigurationError("there is nothing to serve: give MODEL_OR_YAML, or --scripted FILE")
     check_address(options.host, options.port)
     model, rules, sequence_length = None, SamplingRules(is_fixed=options.fixed_sampling), SCRIPTED_LENGTH
     if source is not None:
-        model = find_model(source, options.overrides, options.model, make_tiny_policy=make_tiny_policy)
+        model = find_model(source, overrides, options.model, make_tiny_policy=make_tiny_policy)
         longest = model.generating.max_new_tokens if options.fixed_sampling else None
         rules = replace(rules, **model.generating.shape(), max_new_tokens=longest)
         sequence_length = model.sequence_length
+    elif overrides:
+        sequence_length = script_length(overrides)
     config = EndpointConfig(
         model_name=options.name or (source if source and is_named_model(source) else "policy"),
         sequence_length=sequence_length,

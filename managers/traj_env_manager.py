@@ -26,6 +26,7 @@ from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 from envsdk.engines.full_context import is_full_context
 from envsdk.engines.sampling import OutputStructure
+from envsdk.engines.tool_calls.reading import as_ended
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.hosts import open_host
 
@@ -364,7 +365,7 @@ class _Episode:
                 response_start=reply.response_start + shift,
                 response_end=reply.response_end + shift,
                 finish_reason=reply.finish_reason,
-                metrics=info.get("metrics") or {},
+                metrics=as_ended(info.get("metrics") or {}, reply.finish_reason),
                 state_hash=state_hash,
                 details=info.get("details"),
                 generate_s=generate_s,

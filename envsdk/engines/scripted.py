@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import jinja2
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from envsdk.base.settings.strict import StrictSettings
@@ -44,12 +44,18 @@ _TEMPLATE = (
 )
 
 
+def _object(value: Any) -> Any:
+    with suppress(ValueError):
+        return json.loads(value) if isinstance(value, str) else value
+    return value
+
+
 class ScriptedCall(StrictSettings):
     """A tool call of a reply."""
 
     name: str = Field(min_length=1)
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """`{"input": TEXT}` for a custom tool of the Responses API."""
+    arguments: Annotated[dict[str, Any], BeforeValidator(_object)] = Field(default_factory=dict)
+    """An object, or its JSON in a string; `{"input": TEXT}` for a custom tool of the Responses API."""
 
 
 class ScriptedReply(StrictSettings):
@@ -86,20 +92,24 @@ def read_script(path: Path) -> list[ScriptedReply]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--scripted: cannot read {path}: {error}") from error
     replies = [_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not replies:
-        raise ConfigurationError(f"--scripted: {path} holds no reply: write one per line")
+    if all(reply.match is not None for reply in replies):
+        raise ConfigurationError(f"--scripted: {path} holds no reply without `match`: write one per line")
     return replies
 
 
 def _read_line(line: str, where: str) -> ScriptedReply:
-    if not line.lstrip().startswith("{"):
-        return ScriptedReply(content=line)
     try:
         values = json.loads(line)
     except ValueError as error:
+        if not line.lstrip().startswith("{"):
+            return ScriptedReply(content=line)
         raise ConfigurationError(
             f"{where}: a line that begins with {{ is a JSON object, and this one is none: {error}"
         ) from error
+    if isinstance(values, list | str):
+        raise ConfigurationError(f'{where}: this JSON is no object: as text, write it in {{"content": ...}}')
+    if not isinstance(values, dict):
+        return ScriptedReply(content=line)  # 42, true: an answer
     reply = validated(ScriptedReply, values, where)
     if not (reply.content or reply.tool_calls):
         raise ConfigurationError(f"{where}: the reply is empty: give `content`, `tool_calls` or both")

@@ -41,8 +41,8 @@ class ViewOptions(Options):
     trajectories: Annotated[int, Option(metavar="N"), Field(ge=0)] = 200
     """With --export: trajectories in the file, spread evenly, in complete groups."""
     tokenizer: Annotated[Path | None, Option(metavar="FOLDER")] = None
-    """Hugging Face folder, or its tokenizer.json, that the tokens were made with; a run's own is found by
-    itself."""
+    """Hugging Face folder, its tokenizer.json or a model's name, that the tokens were made with; a run's own
+    is found by itself."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free one."""
     host: str = "127.0.0.1"

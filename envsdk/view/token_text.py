@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from envsdk.base.store.hub import known_folder
+from envsdk.base.store.hub import hub_folder, is_model_name, known_folder
 from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
@@ -62,15 +62,16 @@ def find_tokenizer(source: Source) -> Path | None:
 
 
 def load_decoder(path: Path) -> Decode:
-    """The decoder of a `tokenizer.json`, or of the folder that holds it.
+    """The decoder of a `tokenizer.json`, of the folder that holds it, or of the model of this name.
 
     Raises ConfigurationError when there is none or it cannot be read.
     """
     from tokenizers import Tokenizer
 
+    path = hub_folder(str(path)) if is_model_name(str(path)) else path
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
-        raise ConfigurationError(f"there is no {file}: give a Hugging Face folder or its {TOKENIZER_FILE}")
+        raise ConfigurationError(f"there is no {file}: give a model's folder, name or {TOKENIZER_FILE}")
     if file.stat().st_size > _MAX_VOCABULARY_BYTES:
         raise ConfigurationError(f"{file} has more than {_MAX_VOCABULARY_BYTES // 1024**2} MB")
     try:

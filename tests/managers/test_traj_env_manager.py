@@ -11,7 +11,8 @@ from envsdk.contracts.env import EnvSpec, Info
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
 from envsdk.contracts.prompts import AgentPrompts, conversation
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory, VersionSpan
+from envsdk.contracts.trajectory import FinishReason, Outcome, Task, Trajectory, VersionSpan
+from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import play_tasks
@@ -112,6 +113,34 @@ async def test_a_policy_gets_the_history_and_a_turn_keeps_its_details() -> None:
     assert json.loads(turn.details or "")["verdict"] == "5 is not 4"
     messages = conversation([turn], AgentPrompts(system="Count."), max_turns=1, max_new_tokens=0)
     assert [each["content"] for each in messages] == ["Count.", "1 + 1", "2", "2 + 2", "1 + 1 2"]
+
+
+class CallingEnv(CountingEnv):
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, {**info, "metrics": attempt_metric(AttemptStatus.CUT)}
+
+
+class EndingPolicy(Policy):
+    name = "ending"
+
+    def __init__(self, finish_reason: FinishReason) -> None:
+        self._finish_reason = finish_reason
+
+    async def act(self, turn: TurnContext) -> Reply:
+        return Reply(text="go", finish_reason=self._finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [(FinishReason.STOP, AttemptStatus.MALFORMED), (FinishReason.LENGTH, AttemptStatus.CUT)],
+)
+async def test_a_call_is_recorded_as_cut_where_a_limit_ended_it(
+    ends: FinishReason, status: AttemptStatus
+) -> None:
+    calling = EnvBlueprint(spec=EnvSpec(id="toy/Calling-v0", entry_point=CallingEnv))
+    (trajectory,) = await play(setup(blueprint=calling), EndingPolicy(ends))
+    assert trajectory.turns[0].metrics == attempt_metric(status)
 
 
 async def test_each_turn_carries_the_hash_of_the_state_it_was_played_in_where_asked() -> None:

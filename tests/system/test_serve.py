@@ -27,6 +27,7 @@ from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokeni
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "scripted_replies.jsonl"
 TOKEN = "a-token-that-is-long-enough"
 MOCK = "actor_infer.strategy_args.strategy_name=mock"
 
@@ -101,10 +102,9 @@ def test_an_agent_outside_leaves_trajectories_with_what_was_sampled(tmp_path: Pa
 
 
 def test_written_replies_are_served_without_a_model(lake_model: Path) -> None:
-    script = ROOT / "examples" / "scripted_replies.jsonl"
     asked = {"model": "policy", "messages": [{"role": "user", "content": "title generator"}]}
-    for model in ([], [str(lake_model)]):
-        with serve(*model, "--scripted", str(script), ENVSDK_ENDPOINT_TOKEN=TOKEN) as (_, url):
+    for model in ([], ["sequence_length=200"], [str(lake_model)]):
+        with serve(*model, "--scripted", str(SCRIPT), ENVSDK_ENDPOINT_TOKEN=TOKEN) as (_, url):
             headers = {"Authorization": f"Bearer {TOKEN}"}
             answer: Any = httpx2.post(f"{url}/v1/chat/completions", json=asked, headers=headers).json()
             assert answer["choices"][0]["message"]["content"] == "A greeting"
@@ -215,7 +215,15 @@ def test_an_address_that_cannot_be_bound_is_named_before_the_model_is_looked_for
     [
         ([], "give MODEL_OR_YAML, or --scripted FILE"),
         (["--scripted", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
-        (["nowhere"], "nowhere"),
+        (
+            ["nowhere"],
+            "'nowhere': it is neither a folder, a checkpoint, a run's YAML file nor",
+        ),
+        (["FrozenLake"], "nor a model's name (smollm2)"),
+        (["smolm2"], "Did you mean 'smollm2'?"),
+        (["sequence_length=2000"], "give MODEL_OR_YAML, or --scripted FILE"),
+        (["--scripted", "SCRIPT", "sequence_length=many"], "sequence_length: must be a whole number"),
+        (["--scripted", "SCRIPT", "sequence_length=99", "seed=1"], "and no 'seed=1'"),
         (["MODEL", "--model", "x"], "is a model already"),
         (["MODEL", "sequence_lenght=5"], "sequence_lenght"),
     ],
@@ -225,5 +233,6 @@ def test_wrong_arguments_are_told_in_one_line(
 ) -> None:
     from envsdk.serve import main
 
-    assert main([str(lake_model) if each == "MODEL" else each for each in arguments]) == 2
+    given = {"MODEL": str(lake_model), "SCRIPT": str(SCRIPT)}
+    assert main([given.get(each, each) for each in arguments]) == 2
     assert message in capsys.readouterr().err

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from envsdk.contracts.failures import Failure
 from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
 from envsdk.engines.endpoint.record import ConversationRecord, RecordedReply
-from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_metric
+from envsdk.engines.tool_calls.reading import ATTEMPT, as_ended, attempt_metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 response_start=start,
                 response_end=len(log),
                 finish_reason=reply.finish_reason,
-                metrics={**measured, **attempt_metric(reply.attempt)},
+                metrics=as_ended({**measured, **attempt_metric(reply.attempt)}, reply.finish_reason),
                 state_hash=reply.state_hash,
                 details=_details(reply),
                 follows=None if before == reply.number - 1 else before,

@@ -37,7 +37,7 @@ class AttemptStatus(StrEnum):
     OK = "ok"
     MALFORMED = "malformed"
     CUT = "cut"
-    """It ends inside a call."""
+    """It ends inside a call: of a turn, by the token limit."""
     UNKNOWN_TOOL = "unknown_tool"
     """It calls a tool that was not offered."""
 
@@ -47,11 +47,18 @@ def attempt_metric(status: AttemptStatus | None) -> dict[str, float]:
     return {} if status is None else {f"{ATTEMPT}{status}": 1.0}
 
 
+def as_ended(metrics: Mapping[str, float], finish_reason: FinishReason) -> Mapping[str, float]:
+    """A turn's metrics: the attempt of a reply that stopped inside a call by itself is malformed."""
+    cut, malformed = (f"{ATTEMPT}{status}" for status in (AttemptStatus.CUT, AttemptStatus.MALFORMED))
+    if finish_reason is not FinishReason.STOP or cut not in metrics:
+        return metrics
+    return {malformed if name == cut else name: value for name, value in metrics.items()}
+
+
 def attempt_of(turn: Turn) -> AttemptStatus | None:
-    """None where calls were not looked for. A reply that stopped inside a call by itself is malformed."""
-    found = next((status for status in AttemptStatus if f"{ATTEMPT}{status}" in turn.metrics), None)
-    is_ended = found is AttemptStatus.CUT and turn.finish_reason is FinishReason.STOP
-    return AttemptStatus.MALFORMED if is_ended else found
+    """None where calls were not looked for."""
+    metrics = as_ended(turn.metrics, turn.finish_reason)
+    return next((status for status in AttemptStatus if f"{ATTEMPT}{status}" in metrics), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from envsdk.rollouts.play.model import (
     open_model,
     running,
 )
-from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH, resolve_source
+from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH, is_configuration, resolve_source
 
 if TYPE_CHECKING:
     from envsdk.contracts.chat import ChatTokenizer
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "ENVSDK_ENDPOINT_TOKEN"
 SERVED_LENGTH = 8192
 """Longest context of a model without a YAML: the prompts of agents alone may have thousands of tokens."""
+_AROUND = "envsdk/FrozenLake-v1"
+"""Every configuration must play something; only the engine and the lengths of this one are used."""
 
 
 def find_model(
@@ -57,20 +59,27 @@ def find_model(
     if not is_file and (is_named_model(source) or Path(source).expanduser().is_dir()):
         if model is not None:
             raise ConfigurationError(f"--model: {source} is a model already")
-        # Every configuration must play something; only the engine of this one is used.
-        around = resolve_source("envsdk/FrozenLake-v1", overrides)
+        around = resolve_source(_AROUND, overrides)
         found = model_source(around, find_model_folder(Path(source)), False, around.config.seed)
         if around.config.sequence_length != DEFAULT_SEQUENCE_LENGTH:
             return found
         return replace(found, sequence_length=min(max_positions(found.folder), SERVED_LENGTH))
-    try:
-        resolved = resolve_source(source, overrides)
-    except ConfigurationError as error:
-        hint = "" if is_file else did_you_mean(source, plugin_names(GROUP))
-        if not hint:
-            raise
-        raise ConfigurationError(f"there is no model {source!r}.{hint}") from error
+    if not (is_file or is_configuration(source)):
+        names = plugin_names(GROUP)
+        raise ConfigurationError(
+            f"cannot serve {source!r}: it is neither a folder, a checkpoint, a run's YAML file nor a model's "
+            f"name ({', '.join(names)}).{did_you_mean(source, names)}"
+        )
+    resolved = resolve_source(source, overrides)
     return model_source(resolved, model, False, resolved.config.seed, make_tiny_policy)
+
+
+def script_length(overrides: Sequence[str]) -> int:
+    """The context of a script without a model, from `sequence_length=N`. Raises ConfigurationError."""
+    for each in overrides:
+        if each.partition("=")[0] != "sequence_length":
+            raise ConfigurationError(f"without MODEL, --scripted reads sequence_length=N, and no {each!r}")
+    return resolve_source(_AROUND, overrides).config.sequence_length
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ def resolve_source(
         config = _around_environment(name, overrides)
         check_start(config, source=name)
         return Source(name=name, config=config, is_environment=True)
-    if name.endswith((".yaml", ".yml")) or _is_configuration(name):
+    if name.endswith((".yaml", ".yml")) or is_configuration(name):
         loaded = load_config(source, overrides, for_training=False)
         check_start(loaded.config, source=str(source))
         return Source(name=name, config=loaded.config, is_environment=False)
@@ -136,7 +136,8 @@ def _num_rows(custom: Any) -> int:
     return (count_rows(custom.get("env_config") or {}) if is_prompts else None) or _NUM_TASKS
 
 
-def _is_configuration(name: str) -> bool:
+def is_configuration(name: str) -> bool:
+    """Whether a run's YAML file has this name."""
     try:
         find_config(name)
     except ConfigurationError:

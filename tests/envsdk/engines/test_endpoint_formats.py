@@ -105,6 +105,8 @@ async def test_the_statuses_of_attempts_are_recorded_with_the_turns() -> None:
     malformed = AttemptStatus.MALFORMED
     assert [found[name] for name in "abcd"] == [AttemptStatus.OK, malformed, malformed, AttemptStatus.NONE]
     assert found["e"] is None
+    recorded = {turn.observation: turn.metrics for each in served.ended for turn in each.turns}
+    assert recorded["b"] == recorded["c"] == attempt_metric(malformed)
 
 
 async def test_an_environment_that_saw_the_text_alone_does_not_say_how_the_attempt_went() -> None:

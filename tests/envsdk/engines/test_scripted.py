@@ -179,6 +179,13 @@ async def test_behind_the_last_reply_the_request_is_refused(tmp_path: Path) -> N
             '{"tool_calls": [{"name": "a", "arguments": "b"}]}',
             ":1: 1 problem\n  tool_calls[0].arguments: must be a section of keys",
         ),
+        (
+            '{"tool_calls": [{"name": "a", "arguments": "[1]"}]}',
+            ":1: 1 problem\n  tool_calls[0].arguments: must be a section of keys",
+        ),
+        ("fine\n[1, 2]", ":2: this JSON is no object: as text, write it in"),
+        ('"I look."', ":1: this JSON is no object"),
+        ('{"match": "a", "content": "b"}', "holds no reply without `match`"),
         ('fine\n{"match": "a"}', ":2: the reply is empty: give `content`, `tool_calls` or both"),
         ('{"content": "a", "match": ""}', ":1: 1 problem\n  match"),
     ],
@@ -190,6 +197,15 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
         read_script(script)
     assert str(script) in str(raised.value)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ['{"a": [1]}', '"{\\"a\\": [1]}"'])
+def test_arguments_may_be_written_as_openai_does(tmp_path: Path, given: str) -> None:
+    script = tmp_path / "script.jsonl"
+    script.write_text(f'{{"tool_calls": [{{"name": "look", "arguments": {given}}}]}}\n42\n[now] go\n')
+    first, *others = read_script(script)
+    assert first.tool_calls == [ScriptedCall(name="look", arguments={"a": [1]})]
+    assert [reply.content for reply in others] == ["42", "[now] go"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import find_model_folder
 from envsdk.rollouts.play.model_server import find_model
 from envsdk.runs.run_origin import model_of_run
+from envsdk.view.token_text import load_decoder
 from tests.envsdk.base.store.toy_model import Toy, registered
 
 ASK = "from envsdk.base.store.hub import hub_folder; print(hub_folder('toy'))"
@@ -133,6 +134,12 @@ def test_the_server_and_a_rollout_take_a_name_too(toy: Toy) -> None:
     envsdk.rollout("FrozenLake", policy="toy", tasks=1)
     with pytest.raises(ConfigurationError, match="there is no policy"):
         envsdk.rollout("FrozenLake", policy="toys", tasks=1)
+
+
+def test_the_viewer_takes_the_tokenizer_of_a_name(toy: Toy) -> None:
+    decode = load_decoder(Path("toy"))
+    assert toy.num_made == 1
+    assert decode([0, 1]) == load_decoder(hub_folder("toy"))([0, 1])
 
 
 def write_long(folder: Path, toy: Path) -> Path:
