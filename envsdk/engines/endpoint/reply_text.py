@@ -76,8 +76,9 @@ class ReplyText:
     ) -> None:
         """`begun` is the text of a reply that begins in its prompt.
 
-        Nothing after the first mark of `calls` is shown before `finish`. With `ends_with_first_call` the
-        first call that can be read ends the reply, and belongs to it, in formats whose calls end one by one.
+        Neither what follows the first mark of `calls` nor white space that may stand before it is shown
+        before `finish`. With `ends_with_first_call` the first call that can be read ends the reply, and
+        belongs to it, in formats whose calls end one by one.
         """
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
@@ -124,12 +125,13 @@ class ReplyText:
             at = min((place for place in places if place >= 0), default=-1)
             if at >= 0:
                 self._is_held = True
-                return at
+                return len(self.whole[:at].rstrip())
         if self._is_held:
             return self._num_shown
         if self.is_stopped:
             return len(self.whole)
-        return len(self.whole) - _longest_beginning(self.whole, self._markers)
+        end = len(self.whole) - _longest_beginning(self.whole, self._markers)
+        return len(self.whole[:end].rstrip()) if self._openings else end
 
     def _show(self, end: int) -> str:
         shown, self._num_shown = self.whole[self._num_shown : end], max(end, self._num_shown)

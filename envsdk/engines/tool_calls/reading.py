@@ -78,7 +78,8 @@ class Reading:
 
     status: AttemptStatus
     shown: str
-    """The reply up to its calls, all of it where none can be read; a thought in `<think>` and `</think>`."""
+    """The reply up to its calls and the white space before them, all of it where none can be read; a thought
+    in `<think>` and `</think>`."""
     calls: tuple[ToolCall, ...] = ()
     problem: str = ""
     """Why calls cannot be read, for the policy."""
@@ -116,7 +117,7 @@ class CallFormat:
         except (Unreadable, RecursionError) as error:
             status = AttemptStatus.CUT if isinstance(error, Cut) else AttemptStatus.MALFORMED
             return Reading(status, text, problem=str(error))
-        return Reading(AttemptStatus.OK, text[: len(text) - len(behind) + start], calls)
+        return Reading(AttemptStatus.OK, text[: len(text) - len(behind) + start].rstrip(), calls)
 
 
 def split_thought(reply: str) -> tuple[str, str]:

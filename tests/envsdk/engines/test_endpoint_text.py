@@ -94,7 +94,7 @@ def test_what_may_become_a_stop_string_is_not_shown_before_that_is_known() -> No
 def test_nothing_behind_the_start_of_a_tool_call_is_shown_before_the_end() -> None:
     chat = CHATS["qwen_like_chat"]
     text = ReplyText(chat.decode, calls=HERMES)
-    reply = f"Let me look.{OPENING}anything{CLOSING} more"
+    reply = f"Let me look.\n\n{OPENING}anything{CLOSING} more"
     pieces = [text.push(token) for token in chat.encode(reply)]
     assert "".join(pieces) == "Let me look."
     assert text.finish() == reply.removeprefix("Let me look.")
@@ -130,7 +130,7 @@ def test_calls_are_found_with_their_arguments(
         for name, arguments in calls
     ]
     found_content, found = _found(content + space.join(written) + space)
-    assert found_content == content
+    assert found_content == content.rstrip()
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 
 

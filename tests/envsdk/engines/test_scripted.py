@@ -120,7 +120,7 @@ async def test_each_session_reads_the_script_from_its_beginning_and_records_one_
             assert (call.function.name, "hello.txt" in call.function.arguments) == ("bash", True)
             messages += [first, {"role": "tool", "tool_call_id": call.id, "content": ""}]
             second = await chat(endpoint, session, messages)
-            return [first.content.strip(), second.content]
+            return [first.content, second.content]
 
         sessions = [endpoint.sessions.open(rules=SamplingRules()) for _ in range(3)]
         titles = [
@@ -142,7 +142,7 @@ def test_calls_are_written_in_the_format_of_the_model(chat: str) -> None:
     calls = [ScriptedCall(name="look", arguments={"where": "up"}), ScriptedCall(name="go")]
     reply = ScriptedReply(content="Now I look and go.", tool_calls=calls)
     read = read_reply(reply.text(tokenizer))
-    assert (read.shown.strip(), [call.name for call in read.calls]) == ("Now I look and go.", ["look", "go"])
+    assert (read.shown, [call.name for call in read.calls]) == ("Now I look and go.", ["look", "go"])
     asked = [{"role": "user", "content": "a"}]
     if chat == "qwen_like_chat":
         functions = [{"type": "function", "function": call.model_dump()} for call in calls]
