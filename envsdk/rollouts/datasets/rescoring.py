@@ -89,7 +89,9 @@ def write_rescored(
     """
     source = dataset.manifest
     if source is None:
-        raise ConfigurationError(f"{dataset.folder} is none, and only a collection can be rescored: `Trajectories.save` makes one of it")
+        raise ConfigurationError(
+            f"only a collection can be rescored: `Trajectories.save` makes one of {dataset.folder}"
+        )
     if out.resolve() == dataset.folder.resolve():
         raise ConfigurationError("--out: name another folder than that of the data set itself")
     config = {**source.config, "rescored": {"from": source.fingerprint, **how}}
