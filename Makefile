@@ -376,7 +376,7 @@ bench: install ## Run every benchmark; the figures are explained in docs/benchma
 		echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
 
 .PHONY: bench-trl
-bench-trl: $(VENV)/.datasets-installed ## Train a real model here and by TRL's GRPOTrainer, and compare: 20 minutes and 19 GB on two cores
+bench-trl: $(VENV)/.datasets-installed ## Train a real model here and by TRL's GRPOTrainer, and compare: half an hour and 10 GB on two idle cores
 	$(BIN)/python benchmarks/real_model --trl $(BIN)/python
 
 .PHONY: constraints

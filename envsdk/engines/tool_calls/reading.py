@@ -42,6 +42,9 @@ class AttemptStatus(StrEnum):
     """It calls a tool that was not offered."""
 
 
+_CUT, _MALFORMED = (f"{ATTEMPT}{status}" for status in (AttemptStatus.CUT, AttemptStatus.MALFORMED))
+
+
 def attempt_metric(status: AttemptStatus | None) -> dict[str, float]:
     """For `Turn.metrics`: one number, whose name says it; none where calls were not looked for."""
     return {} if status is None else {f"{ATTEMPT}{status}": 1.0}
@@ -49,10 +52,9 @@ def attempt_metric(status: AttemptStatus | None) -> dict[str, float]:
 
 def as_ended(metrics: Mapping[str, float], finish_reason: FinishReason) -> Mapping[str, float]:
     """A turn's metrics: the attempt of a reply that stopped inside a call by itself is malformed."""
-    cut, malformed = (f"{ATTEMPT}{status}" for status in (AttemptStatus.CUT, AttemptStatus.MALFORMED))
-    if finish_reason is not FinishReason.STOP or cut not in metrics:
+    if finish_reason is not FinishReason.STOP or _CUT not in metrics:
         return metrics
-    return {malformed if name == cut else name: value for name, value in metrics.items()}
+    return {_MALFORMED if name == _CUT else name: value for name, value in metrics.items()}
 
 
 def attempt_of(turn: Turn) -> AttemptStatus | None:
