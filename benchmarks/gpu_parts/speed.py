@@ -179,7 +179,7 @@ def sampling(bench: Bench, name: str, shape: ModelShape) -> Iterator[Row]:
                 prompts = prompts.to(bench.device)
                 ours = bench.median_s(lambda wanted=wanted: runner.run(sampled(engine, wanted)), repeats=3)
                 theirs = bench.median_s(
-                    lambda prompts=prompts: generate(model, prompts, new_tokens), repeats=3, warm_ups=1
+                    lambda prompts=prompts: generate(model, prompts, new_tokens), repeats=1, warm_ups=1
                 )
                 tokens = count * new_tokens
                 yield Row(what=f"{name}: engine, {count} replies", value=tokens / ours, unit="tokens/s")

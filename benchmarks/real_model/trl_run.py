@@ -1,6 +1,6 @@
 """The run of rlvr_smollm2.yaml by TRL's GRPOTrainer: same prompts, reward, batch, learning rate.
 
-    python benchmarks/real_model/trl_run.py MODEL_FOLDER STEPS SEED OUT_FOLDER PARTS   # with trl
+    python benchmarks/real_model/trl_run.py MODEL_FOLDER STEPS SEED OUT_FOLDER PARTS cpu|cuda:0   # with trl
 
 The batch is learned in PARTS backward passes of equal size: more parts, less memory. Weights, moments and
 gradients are float32, the forward pass is bfloat16 by autocast, as in envsdk's run.
@@ -22,7 +22,7 @@ from envsdk.rewards.prompt_data.word_problems import word_problem_rows
 PROMPTS, RESPONSES = 16, 8
 
 
-def train(model: str, num_steps: int, seed: int, out: Path, num_parts: int) -> None:
+def train(model: str, num_steps: int, seed: int, out: Path, num_parts: int, device: str) -> None:
     """Train and save the model in `out`."""
     torch.set_num_threads(2)
     reward = MathReward(MathArgs(evaluated=True))
@@ -50,7 +50,7 @@ def train(model: str, num_steps: int, seed: int, out: Path, num_parts: int) -> N
             per_device_train_batch_size=PROMPTS * RESPONSES // num_parts,
             gradient_accumulation_steps=num_parts, num_generations=RESPONSES,
             max_completion_length=16, temperature=1.0, gradient_checkpointing=False,
-            logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, bf16=True,
+            logging_steps=1, report_to=[], save_strategy="no", use_cpu=device == "cpu", bf16=True,
         ),
     )  # fmt: skip
     trainer.train()
@@ -58,4 +58,4 @@ def train(model: str, num_steps: int, seed: int, out: Path, num_parts: int) -> N
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
+    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]), sys.argv[6])

@@ -83,11 +83,12 @@ def fill_buckets(
     are the caller's again when the generator is resumed.
     """
     buffer: Any = next_buffer()
-    as_flat = as_bytes if isinstance(buffer, np.ndarray) else _as_flat_tensor
+    on_host = isinstance(buffer, np.ndarray)
     chunks: list[Chunk] = []
     used = 0
     for name, weight in weights:
-        data, dtype, shape = as_flat(weight)
+        is_array = on_host and isinstance(weight, np.ndarray)
+        data, dtype, shape = as_bytes(weight) if is_array else _as_flat_tensor(weight)
         start = 0
         while True:
             offset = -(-used // ALIGNMENT) * ALIGNMENT
@@ -98,7 +99,7 @@ def fill_buckets(
                 buffer, chunks, used = next_buffer(), [], 0
                 continue
             count = min(left, len(buffer) - offset)
-            buffer[offset : offset + count] = data[start : start + count]
+            _copy(data[start : start + count], buffer[offset : offset + count])
             chunks.append(
                 Chunk(
                     name=name,
@@ -184,6 +185,15 @@ def _as_flat_tensor(weight: NDArray[Any] | Tensor) -> tuple[Tensor, str, tuple[i
         # Flat first: a scalar has no last dimension to view as bytes.
         flat = weight.detach().contiguous().view(-1).view(torch.uint8)
     return flat, str(weight.dtype).removeprefix("torch."), tuple(weight.shape)
+
+
+def _copy(data: Any, into: Any) -> None:
+    if isinstance(data, np.ndarray) or not isinstance(into, np.ndarray):
+        into[:] = data
+    else:
+        import torch
+
+        torch.from_numpy(into).copy_(data)  # from the device at once: no second copy in main memory
 
 
 def _empty_like(data: Memory, num_bytes: int) -> Memory:

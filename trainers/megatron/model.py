@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from torch import nn
 
 from envsdk.contracts.failures import ConfigurationError
@@ -118,6 +119,8 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
     if strategy.recompute_granularity == "full":
         settings |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     if (experts := num_experts(hf)) is not None:
+        # Without Transformer Engine the router of 0.16 asks for this name all the same, and finds none.
+        vars(moe_utils).setdefault("te_general_gemm", None)
         settings |= {
             "num_moe_experts": experts,
             "moe_ffn_hidden_size": hf.moe_intermediate_size,

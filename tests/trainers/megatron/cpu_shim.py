@@ -224,12 +224,9 @@ def _renamed(constant: Any) -> Any:
 
 
 def _tokens_of_experts() -> None:
-    """Mixture of experts: what only TransformerEngine, CUDA tensors or NCCL would bring along."""
-    moe_utils: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    """Mixture of experts: what only CUDA tensors or NCCL would bring along."""
     dispatcher: Any = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
     mappings: Any = importlib.import_module("megatron.core.tensor_parallel.mappings")
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
 
     def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         # Megatron leaves a tensor that is there already as it is, yet splits want numbers.
