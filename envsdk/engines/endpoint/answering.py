@@ -192,7 +192,12 @@ class Answerer:
         closed = self.chat.is_closed(parent.token_ids)
         try:
             return self.chat.behind_reply(
-                messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
+                messages,
+                count - 1,
+                reply_closed=closed,
+                closing=parent.token_ids[-1] if closed else None,
+                tools=tools,
+                room=self.sequence_length,
             )
         except jinja2.TemplateError:
             return None

@@ -139,3 +139,16 @@ def test_a_template_in_no_known_format_is_named_once(caplog: pytest.LogCaptureFi
             ReplyReader(CHATS["mistral"], "auto").calls.name == "hermes"
         )  # it shows no tools: we spell them out
     assert len(caplog.records) == 1
+
+
+def test_what_cannot_continue_a_line_is_named_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    unbroken = QWEN_LIKE.replace(
+        "message.content + '\\n</tool_response>", "raise_exception('no results') + '"
+    )
+    with caplog.at_level(logging.WARNING):
+        ReplyReader(chat_with_template(QWEN_LIKE), "auto")
+        assert not caplog.records
+        ReplyReader(chat_with_template(unbroken), "auto")
+    assert (
+        "the result of a call and the results of several calls: each begins a line of its own" in caplog.text
+    )
