@@ -331,13 +331,13 @@ $(INSPECT_INSTALLED): pyproject.toml constraints-inspect.txt
 	@touch $@
 
 .PHONY: test-peers
-test-peers: $(PEERS_INSTALLED) ## Compare the algorithms with the code of verl, TRL and Trinity-RFT, in .venv-peers, 1.7 GB; ENVSDK_ROLL=FOLDER: with that of ROLL too, a clone of it
+test-peers: $(PEERS_INSTALLED) ## Compare algorithms and chat templates with the code of verl, TRL, Trinity-RFT and renderers, in .venv-peers, 1.7 GB; ENVSDK_ROLL=FOLDER: with that of ROLL too, a clone of it
 	$(PEERS_BIN)/python -m pytest -m peers tests/peers
 
 # Their releases exclude one another's transformers, and ask for services: without what they ask for, but with
 # what their algorithms import.
-PEERS := trinity-rft trl verl
-PEERS_NEEDS := accelerate codetiming datasets dill ray tensordict
+PEERS := renderers trinity-rft trl verl
+PEERS_NEEDS := accelerate codetiming datasets dill httpx openai openai-harmony prime-pydantic-config ray tensordict tiktoken
 
 $(PEERS_INSTALLED): pyproject.toml constraints-peers.txt
 	@$(PEERS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(PEERS_VENV)

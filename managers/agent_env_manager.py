@@ -23,6 +23,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -80,10 +81,7 @@ class AgentEnvManager(TrajEnvManager):
     """
 
     command: ClassVar[Sequence[str]] = ()
-    """Program and arguments, run once per episode with `AgentEpisode.variables` as environment variables.
-
-    When the episode ends, the program and the processes it started are killed.
-    """
+    """Program and arguments for `run_program`, once per episode."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -101,9 +99,17 @@ class AgentEnvManager(TrajEnvManager):
         """Play one episode. An exception fails it, unless the environment has ended it."""
         if not self.command:
             raise NotImplementedError(f"{type(self).__name__} sets no `command` and overrides no `run_agent`")
+        await self.run_program(agent, *self.command)
+
+    async def run_program(self, agent: AgentEpisode, *command: str, cwd: str | Path | None = None) -> None:
+        """Wait for a program with `AgentEpisode.variables`, in the folder `cwd`. RuntimeError where it fails.
+
+        It and the processes it started are killed when it has ended, or when this is canceled.
+        """
         with tempfile.TemporaryFile() as output:
             program = await asyncio.create_subprocess_exec(
-                *self.command,
+                *command,
+                cwd=cwd,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,

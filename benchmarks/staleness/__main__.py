@@ -103,10 +103,8 @@ def report(folder: Path, results: Sequence[RunResult], *, into_docs: bool) -> No
 def conditions(results: Sequence[RunResult]) -> str:
     """Under what circumstances the times were taken, in a sentence."""
     alone = sum(result.alone for result in results)
-    return (
-        f"{len(results)} runs on {os.cpu_count()} cores; seconds are of the {alone} that had the machine to "
-        "themselves."
-    )
+    timed = f"; seconds are of the {alone} that had the machine to themselves" if alone else ""
+    return f"{len(results)} runs on {os.cpu_count()} cores{timed}."
 
 
 def replaced(page: str, results: str) -> str:

@@ -1,13 +1,16 @@
 """The experiment in one SVG: success curves, a panel per variant, and seconds and staleness beside them.
 
+`draw_curves` is for other experiments.
+
 Pure: summaries in, text out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from axes import Axes, Size, Tick, nice_ticks, short_number
@@ -16,6 +19,7 @@ from results import Spread, Summary
 _TEMPLATE = Path(__file__).with_name("figure.svg.j2")
 _CURVES = Size(360, 210)
 _BARS = Size(240, 210)
+_WIDE = Size(748, 250)
 _GAP = 14.0
 _TITLE = 44.0
 """Room above a panel's plot for its two lines of title."""
@@ -36,8 +40,8 @@ class Curve:
 class CurvePanel:
     """One variant."""
 
-    x: float
-    y: float
+    x: float = 0.0
+    y: float = 0.0
     title: str
     subtitle: str
     chart: Axes
@@ -87,9 +91,8 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
             _curve_panel(
                 name,
                 about[name],
-                [one for one in summaries if one.variant == name],
-                colors,
-                y_range=_common_range(summaries),
+                {colors[one.alpha]: one.curve for one in summaries if one.variant == name},
+                y_range=_common_range(one.curve for one in summaries),
                 x=column * (_CURVES.width + _GAP),
                 y=row * (_CURVES.height + _TITLE + _GAP),
             )
@@ -124,45 +127,73 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
             y=len(bars) * (_CURVES.height + _TITLE + _GAP),
         )
     )
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
     rows = max(2, -(-len(variants) // 2))
-    return environment.from_string(_TEMPLATE.read_text()).render(
+    return _rendered(
+        label="Held-out success over training steps under four values of alpha, for each variant; seconds "
+        "per step and staleness beside it",
         panels=panels,
         bars=bars,
-        legend=[(colors[alpha], f"alpha {alpha}") for alpha in alphas],
+        legend=[f"alpha {alpha}" for alpha in alphas],
         num_seeds=sorted({one.num_seeds for one in summaries}),
-        title_height=_TITLE,
         width=beside + _BARS.width,
         height=rows * (_CURVES.height + _TITLE + _GAP),
     )
 
 
+def draw_curves(
+    curves: Mapping[str, Mapping[int, Spread]], *, title: str, subtitle: str, num_seeds: int
+) -> str:
+    """One panel with a curve for each name."""
+    panel = _curve_panel(
+        title,
+        subtitle,
+        dict(enumerate(curves.values())),
+        y_range=_common_range(curves.values()),
+        size=_WIDE,
+    )
+    return _rendered(
+        label=f"Held-out success over training steps of {', '.join(curves)}",
+        panels=[panel],
+        bars=[],
+        legend=list(curves),
+        num_seeds=[num_seeds],
+        width=_WIDE.width,
+        height=_WIDE.height + _TITLE,
+    )
+
+
+def _rendered(**values: Any) -> str:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(_TEMPLATE.read_text()).render(title_height=_TITLE, **values)
+
+
 def _curve_panel(
     name: str,
     subtitle: str,
-    rows: Sequence[Summary],
-    colors: Mapping[int, int],
+    curves: Mapping[int, Mapping[int, Spread]],
     *,
     y_range: tuple[float, float],
-    x: float,
-    y: float,
+    size: Size = _CURVES,
+    x: float = 0.0,
+    y: float = 0.0,
 ) -> CurvePanel:
-    steps = [step for one in rows for step in one.curve]
+    """`curves` by their colors."""
+    steps = [step for curve in curves.values() for step in curve]
     if not steps:
         raise ValueError(f"{name}: no evaluation to draw")
-    chart = Axes(_CURVES, (min(steps), max(steps)), y_range)
-    curves = []
-    for one in rows:
+    chart = Axes(size, (min(steps), max(steps)), y_range)
+    drawn = []
+    for color, curve in curves.items():
         mean, low, high = (
-            [(chart.x(step), chart.y(pick(spread))) for step, spread in one.curve.items()]
+            [(chart.x(step), chart.y(pick(spread))) for step, spread in curve.items()]
             for pick in (_mean, _low, _high)
         )
         band = "M" + "L".join(f"{px:g},{py:g}" for px, py in [*low, *reversed(high)]) + "z"
         path = "M" + "L".join(f"{px:g},{py:g}" for px, py in mean)
-        curves.append(Curve(color=colors[one.alpha], path=path, band=band, dots=mean))
-    return CurvePanel(x=x, y=y, title=name, subtitle=subtitle, chart=chart, curves=curves)
+        drawn.append(Curve(color=color, path=path, band=band, dots=mean))
+    return CurvePanel(x=x, y=y, title=name, subtitle=subtitle, chart=chart, curves=drawn)
 
 
 def _bar_panel(
@@ -220,9 +251,9 @@ def _pooled(summaries: Sequence[Summary], alpha: int, pick: Callable[[Summary], 
     )
 
 
-def _common_range(summaries: Sequence[Summary]) -> tuple[float, float]:
+def _common_range(curves: Iterable[Mapping[int, Spread]]) -> tuple[float, float]:
     """One axis for all panels, with a little room."""
-    spreads = [spread for one in summaries for spread in one.curve.values()]
+    spreads = [spread for curve in curves for spread in curve.values()]
     low, high = min(one.low for one in spreads), max(one.high for one in spreads)
     return max(0.0, low - 0.03), min(1.0, high + 0.03)
 

@@ -157,20 +157,24 @@ def _summary(name: str, alpha: int, runs: Sequence[RunResult]) -> Summary:
 
 
 def markdown_table(rows: Sequence[Summary]) -> str:
-    """One line per variant and alpha; held-out success as mean (lowest to highest seed)."""
+    """One line per variant and alpha; held-out success as mean (lowest to highest seed).
+
+    Under alpha 0 the first variant stands for all. Times are left out where no run was timed.
+    """
     most = max(row.num_seeds for row in rows)
-    lines = [
-        "| variant | alpha | start | end | second half | lowest | staleness | off-policy tokens | s/step "
-        "| s, all |",
-        "| --- " * 10 + "|",
-    ]
+    is_timed = any(row.training_s is not None for row in rows)
+    names = ["variant", "alpha", "start", "end", "second half", "lowest", "staleness", "off-policy tokens"]
+    names += ["s/step", "s, all"] if is_timed else []
+    lines = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
     for row in rows:
+        if row.alpha == 0 and row.variant != rows[0].variant:
+            continue
         alpha = f"{row.alpha}" if row.num_seeds == most else f"{row.alpha} (seeds: {row.num_seeds} of {most})"
+        times = f" {_seconds(row.training_s, 2)} | {_seconds(row.wall_s, 0)} |" if is_timed else ""
         lines.append(
             f"| `{row.variant}` | {alpha} | {row.before.mean:.1%} "
             f"| {_percent(row.after)} | {_percent(row.late)} | {_percent(row.lowest)} "
-            f"| {row.staleness:.2f} | {row.off_policy:.0%} "
-            f"| {_seconds(row.training_s, 2)} | {_seconds(row.wall_s, 0)} |"
+            f"| {row.staleness:.2f} | {row.off_policy:.0%} |{times}"
         )
     return "\n".join(lines) + "\n"
 

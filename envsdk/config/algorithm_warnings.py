@@ -26,4 +26,11 @@ def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
             "actor_infer records raw log-probabilities, those of temperature 1, while replies are sampled "
             f"and the trainer computes at temperature {sampling.temperature:g}: set logprobs: sampling"
         )
+    longest = infer.generating_args.max_new_tokens
+    found += [
+        f"custom_envs.{tag}: replies end after actor_infer.generating_args.max_new_tokens={longest}, before "
+        f"max_tokens_per_step={env.max_tokens_per_step}: raise the former, or lower the latter"
+        for tag, env in config.custom_envs.items()
+        if env.max_tokens_per_step is not None and env.max_tokens_per_step > longest
+    ]
     return found

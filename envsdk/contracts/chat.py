@@ -24,17 +24,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 from tokenizers import Encoding, Tokenizer
 
+from envsdk.contracts.chat_template import CALL, Message, compiled, ending_in, with_text_arguments
 from envsdk.contracts.failures import ConfigurationError, without_lone_surrogates
 from envsdk.contracts.prompts import opening
 
@@ -68,9 +64,6 @@ _MARKS = re.compile(
 _SUSPICIOUS_CHARS = 16
 """A text with more characters than this per token of room is counted in slices before it is tokenized."""
 _SLICE_CHARS = 1 << 14
-
-Message = Mapping[str, Any]
-"""A message for the template: `role`, `content`, and other keys that it reads, such as `tool_calls`."""
 
 
 class TooManyTokens(Exception):
@@ -117,7 +110,7 @@ class ChatTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
-        self._template = _compile(chat_template)
+        self._template = compiled(chat_template)
         self._variables = dict(special_tokens or {})
         self._added = {
             token.content: (token_id, token)
@@ -127,6 +120,8 @@ class ChatTokenizer:
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.num_ids = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
+        self._takes_arguments_as_text = False
+        self._takes_arguments_as_text = not self._renders(CALL) and self._renders(with_text_arguments(CALL))
         behind_reply = self._render_behind_reply(_USER)
         self._end_of_turn_ids = self._find_end_of_turn(behind_reply, stop_token_ids)
         # Harmony ends each message of a reply so, and the reply by stop tokens of its own.
@@ -233,23 +228,53 @@ class ChatTokenizer:
         index: int,
         *,
         reply_closed: bool,
+        closing: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         room: int | None = None,
     ) -> list[int]:
         """Tokens from the end of the reply `messages[index]` to the start of the next one.
 
-        `reply_closed` as in `next_prompt`, `room` as in `encode`. Raises jinja2.TemplateError when the
-        template refuses these messages, or when the rendered text does not contain that reply exactly once.
+        `reply_closed` as in `next_prompt`, `closing` the stop token where it is known, `room` as in `encode`.
+        Raises jinja2.TemplateError when the template refuses these messages, or when the rendered text does
+        not contain that reply exactly once.
         """
-        marked = [*messages[:index], {"role": "assistant", "content": _REPLY}, *messages[index + 1 :]]
-        _, found, behind = self.render(marked, tools=tools).partition(_REPLY)
+        marked, reply = list(messages), messages[index]
+        marked[index] = {"role": "assistant", "content": _REPLY}
+        try:
+            _, found, behind = self.render(marked, tools=tools).partition(_REPLY)
+        except jinja2.TemplateError:
+            if not reply.get("tool_calls"):
+                raise
+            marked[index] = ending_in(reply, _REPLY)
+            return self._behind_calls(marked, index, reply_closed=reply_closed, tools=tools, room=room)
         if not found or _REPLY in behind:
             raise jinja2.TemplateError("it does not write an assistant's message exactly once, as it stands")
         ids = self.encode(behind, room=room)
         num_closing = len(self._end_of_turn_ids)
         if ids[:num_closing] != self._end_of_turn_ids:
-            raise jinja2.TemplateError("it ends this reply in another way than others")
+            if ids[0] not in self.stop_token_ids:
+                raise jinja2.TemplateError("it ends this reply in another way than others")
+            # GLM: the token that begins the next message ends this one, unless a reply ended with another.
+            return ids[1:] if reply_closed and closing in (None, ids[0]) else ids
         return ids[num_closing:] if reply_closed else ids
+
+    def _behind_calls(
+        self,
+        marked: Sequence[Message],
+        index: int,
+        *,
+        reply_closed: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        room: int | None,
+    ) -> list[int]:
+        """`behind_reply` where results may only follow calls; `marked[index]` ends in a mark."""
+        alone = self.render(marked[: index + 1], tools=tools, add_generation_prompt=False)
+        _, found, end = alone.rpartition(_REPLY)
+        closing = self.encode(end)
+        ids = self.encode(self.render(marked, tools=tools).rpartition(_REPLY)[2], room=room)
+        if not found or ids[: len(closing)] != closing or not self.is_closed(closing):
+            raise jinja2.TemplateError("it ends calls with no stop token")
+        return ids[len(closing) - (not reply_closed) :]
 
     def reply(self, text: str) -> list[int]:
         """Tokens of a demonstrated reply, including the end-of-turn token that the policy should learn."""
@@ -305,6 +330,8 @@ class ChatTokenizer:
 
         Raises jinja2.TemplateError for every error in the template.
         """
+        if self._takes_arguments_as_text:
+            messages = [with_text_arguments(message) for message in messages]
         try:
             return self._template.render(
                 messages=list(messages),
@@ -317,6 +344,13 @@ class ChatTokenizer:
             raise
         except Exception as error:  # a template may run any code
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def _renders(self, reply: Message) -> bool:
+        try:
+            self.render([{"role": "user", "content": _USER}, reply])
+        except jinja2.TemplateError:
+            return False
+        return True
 
     def _render_behind_reply(self, user: str) -> str:
         """The text from the end of a reply to the start of the next one, cut from a rendered conversation."""
@@ -392,42 +426,6 @@ def _markup(special_tokens: Iterable[str]) -> re.Pattern[str] | None:
     """Matches special tokens in a text. One that begins or ends with a space cannot be split by one."""
     texts = [text for text in special_tokens if len(text) > 1 and text == text.strip()]
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
-
-
-class _GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's text; here the text is rendered without the mark."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance variable
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(chat_template: str) -> jinja2.Template:
-    """Compile as transformers does: the same sandbox, white space rules, filters and globals."""
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(chat_template)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -93,7 +93,8 @@ def test_seconds_are_those_of_runs_that_had_the_machine_to_themselves(modules, r
     assert both.wall_s == (31.0, 31.0, 31.0)
     (busy,) = modules["results"].summaries([shared])
     assert busy.wall_s is None
-    assert "| not timed | not timed |" in modules["results"].markdown_table([busy])
+    assert "| not timed | not timed |" in modules["results"].markdown_table([both, busy])
+    assert "s/step" not in modules["results"].markdown_table([busy])
     modules["figure"].draw([busy], {"ppo": "clips"})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,9 +63,16 @@ class Program(AgentEnvManager):
 
 
 class ProgramOfMessages(AgentEnvManager):
-    """The same through Anthropic's API."""
+    """The same through Anthropic's API, in a folder of the episode, where it leaves a file."""
 
-    command = (*Program.command, "messages")
+    async def run_agent(self, agent: AgentEpisode) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            program = (
+                "import runpy, sys; open('here', 'w'); runpy.run_path(sys.argv.pop(1), None, '__main__')"
+            )
+            python, file = Program.command
+            await self.run_program(agent, python, "-c", program, file, "messages", cwd=folder)
+            assert os.listdir(folder) == ["here"]
 
 
 class HangingProgram(AgentEnvManager):

@@ -192,7 +192,12 @@ class Answerer:
         closed = self.chat.is_closed(parent.token_ids)
         try:
             return self.chat.behind_reply(
-                messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
+                messages,
+                count - 1,
+                reply_closed=closed,
+                closing=parent.token_ids[-1] if closed else None,
+                tools=tools,
+                room=self.sequence_length,
             )
         except jinja2.TemplateError:
             return None
@@ -325,6 +330,7 @@ class Answerer:
                 attempt=read.status if isinstance(fields, ChatFields) and fields.reads_tool_calls else None,
                 thought=split_thought(read.shown)[0],
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
+                role=prompt.role,
             )
             session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(read))

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from envsdk.engines.endpoint.protocols.responses import RESPONSES
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
 from envsdk.engines.endpoint.sampling import SamplingRules
-from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body
+from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body, role_of
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ MAX_BYTES_PER_TOKEN = 64
 """Most bytes of a request for replies per token of the context: ten times what words or token ids take."""
 MIN_PROMPT_BYTES = 1024**2
 """What such a request may have however small the context: room for tools and schemas."""
+IN_SESSION = "/sessions/{session_id}"
+IN_ROLE = IN_SESSION + "/roles/{role}"
+"""The paths of one of an episode's agents."""
 CLIENT_CLOSED = 499
 """Status of an answer that nobody waits for any more."""
 
@@ -88,12 +92,13 @@ class EndpointApp:
         )
         routes = [("/sessions", of_sessions.open, "POST"), *model_routes]
         routes += [
-            ("/sessions/{session_id}" + path, handler, verb)
+            (IN_SESSION + path, handler, verb)
             for path, handler, verb in [*of_sessions.routes(), *model_routes]
         ]
+        routes += [(IN_ROLE + path, handler, verb) for path, handler, verb in model_routes]
         self.asgi = Starlette(
             routes=[
-                *(Route(path, _is_there, methods=["HEAD"]) for path in ("/", "/sessions/{session_id}")),
+                *(Route(path, _is_there, methods=["HEAD"]) for path in ("/", IN_SESSION, IN_ROLE)),
                 *(Route(path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes),
             ],
             exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
@@ -189,7 +194,9 @@ class EndpointApp:
         )
         writer = protocol.read(body, head)
         self._check_model(writer.fields.model)
-        return writer, await self._answerer.prompts(session, len(body), writer.fields)
+        prompts = await self._answerer.prompts(session, len(body), writer.fields)
+        role = role_of(request.path_params)
+        return writer, [replace(prompt, role=role) for prompt in prompts]
 
     async def _answer(
         self,

@@ -11,6 +11,7 @@ import jinja2
 from pydantic import BaseModel, ConfigDict, FailFast
 
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.chat_template import CALL
 from envsdk.contracts.prompts import Message
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING
@@ -101,6 +102,20 @@ def takes_system(chat: ChatTokenizer) -> bool:
         return False
     places = [text.find(content) for _, content in turns]
     return min(places) >= 0 and places == sorted(places)
+
+
+def breaks_lines(chat: ChatTokenizer) -> list[str]:
+    """What no conversation can be continued with in the model's own tokens: it would be a line of its own."""
+    asked, call = {"role": "user", "content": "a"}, CALL["tool_calls"][0]
+    result = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "b"}
+    found = []
+    for what, num_calls in (("the result of a call", 1), ("the results of several calls", 2)):
+        reply = {**CALL, "tool_calls": [call] * num_calls}
+        try:
+            chat.behind_reply([asked, reply, *[result] * num_calls], 1, reply_closed=True)
+        except jinja2.TemplateError:
+            found.append(what)
+    return found
 
 
 def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:

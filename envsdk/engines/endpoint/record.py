@@ -50,6 +50,8 @@ class RecordedReply:
     """The messages before the observation, where the reply begins a line."""
     segment: str | None = None
     """The new part of the prompt and the reply as text, where the prompt was text."""
+    role: str = ""
+    """Which of the episode's agents asked, where the path says so."""
 
     @property
     def path(self) -> list[RecordedReply]:
@@ -88,6 +90,8 @@ class Prompt:
     """What is new, where the prompt was given as text."""
     text: str = ""
     """All of it, for `/v1/completions`."""
+    role: str = ""
+    """As of `RecordedReply`."""
 
 
 _EndOf = Callable[[RecordedReply, int], int | None]

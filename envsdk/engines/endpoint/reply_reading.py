@@ -8,6 +8,7 @@ from dataclasses import replace
 import jinja2
 
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.engines.endpoint.messages import breaks_lines
 from envsdk.engines.endpoint.reply_text import ReplyText
 from envsdk.engines.endpoint.wire import ChatFields, SamplingFields
 from envsdk.engines.tool_calls.formats import FORMATS, HERMES, format_of, read_reply, schemas_of, writes_tools
@@ -32,6 +33,12 @@ class ReplyReader:
                 "tool_parser names another"
             )
         self.calls = found or HERMES
+        if broken := breaks_lines(chat) if self.writes_tools else []:
+            _logger.warning(
+                "the chat template cannot be cut behind a reply for %s: each begins a line of its own, whose "
+                "earlier replies are tokenized again",
+                " and ".join(broken),
+            )
         try:
             prompt = chat.render([{"role": "user", "content": ""}])
         except jinja2.TemplateError:

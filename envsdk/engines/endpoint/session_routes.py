@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from envsdk.contracts.failures import Boundary, Failure, StorageError
+from envsdk.contracts.prompts import SUMMARY
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.engines.endpoint.errors import ApiError, invalid
 from envsdk.engines.endpoint.parsing import read_json, validate
@@ -226,6 +227,20 @@ async def read_body(request: Request, limit: int) -> bytes:
         message = f"the request's body did not come within {BODY_TIMEOUT_S} s"
         raise ApiError(408, message, code="request_timeout") from None
     return bytes(body)
+
+
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def role_of(path_params: Mapping[str, str]) -> str:
+    """The role in a path, empty where there is none. ApiError for what no role can be called."""
+    role = path_params.get("role", "")
+    if role and (role == SUMMARY or not _ROLE.fullmatch(role)):
+        raise invalid(
+            "role",
+            f"a role is up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first, not `{SUMMARY}`",
+        )
+    return role
 
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:\d+)?|\[[0-9A-Fa-f:.]+\](:\d+)?")

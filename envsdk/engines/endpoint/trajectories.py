@@ -78,6 +78,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 state_hash=reply.state_hash,
                 details=_details(reply),
                 follows=None if before == reply.number - 1 else before,
+                role=reply.role,
             )
         )
     return Trajectory(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
+from envsdk.contracts.chat_template import CALL
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.warm_start.tiny_policy import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
@@ -174,6 +175,112 @@ def test_behind_a_reply_stands_what_the_next_prompt_would_be(
         [*messages, {"role": "user", "content": user}], len(messages) - 1, reply_closed=closed
     )
     assert ids == chat.next_prompt(user=user, reply_closed=closed)
+
+
+GLM = """{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|observation|>\\n<tool_response>\\n' + message.content + '\\n</tool_response>' -}}
+{%- else -%}
+{{- '<|' + message.role + '|>\\n' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\\n<tool_call>' + call.function.name -}}
+{%- for name, value in call.function.arguments.items() -%}
+{{- '<arg_key>' + name + '</arg_key><arg_value>' + value + '</arg_value>' -}}
+{%- endfor -%}
+{{- '</tool_call>' -}}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+"""
+
+DEEPSEEK = """{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|tool|>' + message.content + '<|end|>' -}}
+{%- else -%}
+{{- '<|' + message.role + '|>' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<|call|>' + call.function.name + '\\n```json\\n' + call.function.arguments + '\\n```' -}}
+{%- endfor -%}
+{{- '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+HARMONY = """{%- set last = namespace(call=none) -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{%- if last.call is none -%}{{- raise_exception('no call came before') -}}{%- endif -%}
+{{- '<|start|>functions.' + last.call + '<|message|>' + message.content + '<|end|>' -}}
+{%- elif message.tool_calls -%}
+{%- set last.call = message.tool_calls[-1].function.name -%}
+{%- for call in message.tool_calls -%}
+{{- '<|start|>assistant to=' + call.function.name + '<|message|>' + call.function.arguments | tojson -}}
+{%- endfor -%}
+{{- '<|call|>' -}}
+{%- else -%}
+{%- set last.call = none -%}
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|start|>assistant' -}}{%- endif -%}
+"""
+
+GLM_TOKENS = ["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]
+DEEPSEEK_TOKENS = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>"]
+HARMONY_TOKENS = ["<|start|>", "<|message|>", "<|end|>", "<|call|>"]
+ENDS_OF_CALLS = {
+    "glm": (GLM, GLM_TOKENS, ["<|user|>", "<|observation|>"]),
+    "deepseek": (DEEPSEEK, DEEPSEEK_TOKENS, ["<|end|>"]),
+    "harmony": (HARMONY, HARMONY_TOKENS, ["<|call|>", "<|end|>"]),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS_OF_CALLS)
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_result_continues_a_reply_that_ends_otherwise_than_with_the_usual_token(
+    kind: str, closed: bool
+) -> None:
+    template, special, stops = ENDS_OF_CALLS[kind]
+    tokenizer = byte_level_tokenizer(special)
+    chat = ChatTokenizer(tokenizer, template, stop_token_ids=[tokenizer.token_to_id(stop) for stop in stops])
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "ice"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "ice"},
+    ]
+    whole = chat.encode(chat.render(messages))
+    behind = chat.behind_reply(messages, 1, reply_closed=closed)
+    before, end = whole[: -len(behind)], whole[-len(behind)]
+    assert whole[-len(behind) :] == behind
+    assert (before[-1] if closed else end) in chat.stop_token_ids
+
+
+def test_a_reply_that_ended_with_another_stop_token_is_followed_by_all_of_the_next_message() -> None:
+    tokenizer = byte_level_tokenizer(GLM_TOKENS)
+    user, observed = map(tokenizer.token_to_id, ("<|user|>", "<|observation|>"))
+    chat = ChatTokenizer(tokenizer, GLM, stop_token_ids=[user, observed])
+    messages = [{"role": "user", "content": "look"}, CALL, {"role": "tool", "content": "ice"}]
+    behind = {
+        closing: chat.behind_reply(messages, 1, reply_closed=True, closing=closing)
+        for closing in (user, observed)
+    }
+    assert behind[user] == [observed, *behind[observed]]
+
+
+def test_results_that_no_stop_token_separates_from_their_call_continue_nothing() -> None:
+    tokenizer = byte_level_tokenizer(HARMONY_TOKENS)
+    chat = ChatTokenizer(tokenizer, HARMONY, stop_token_ids=[tokenizer.token_to_id("<|end|>")])
+    calling = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "look", "arguments": {}}}],
+    }
+    messages = [{"role": "user", "content": "a"}, calling, {"role": "tool", "content": "b"}]
+    with pytest.raises(jinja2.TemplateError, match="ends calls with no stop token"):
+        chat.behind_reply(messages, 1, reply_closed=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

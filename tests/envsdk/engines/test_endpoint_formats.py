@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from envsdk.contracts.chat import ChatTokenizer
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.wire import read_chat
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric, attempt_of
+from tests.envsdk.contracts.test_chat import GLM, GLM_TOKENS, byte_level_tokenizer
 from tests.envsdk.engines.endpoint_models import QWEN_LIKE, chat_with_template
 from tests.envsdk.engines.test_endpoint_server import CALL, CHAT, TOOLS, events, serving
 from tests.envsdk.engines.test_tool_formats import CHATS, REPLIES, TEMPLATE, format_name, written
@@ -139,3 +141,36 @@ def test_a_template_in_no_known_format_is_named_once(caplog: pytest.LogCaptureFi
             ReplyReader(CHATS["mistral"], "auto").calls.name == "hermes"
         )  # it shows no tools: we spell them out
     assert len(caplog.records) == 1
+
+
+def test_what_cannot_continue_a_line_is_named_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    unbroken = QWEN_LIKE.replace(
+        "message.content + '\\n</tool_response>", "raise_exception('no results') + '"
+    )
+    with caplog.at_level(logging.WARNING):
+        ReplyReader(chat_with_template(QWEN_LIKE), "auto")
+        assert not caplog.records
+        ReplyReader(chat_with_template(unbroken), "auto")
+    assert (
+        "the result of a call and the results of several calls: each begins a line of its own" in caplog.text
+    )
+
+
+async def test_a_result_continues_the_line_where_it_ends_the_reply_as_glm_has_it() -> None:
+    tokenizer = byte_level_tokenizer(GLM_TOKENS)
+    stops = [tokenizer.token_to_id(stop) for stop in ("<|user|>", "<|observation|>")]
+    chat = ChatTokenizer(tokenizer, SHOWS_TOOLS + GLM, stop_token_ids=stops)
+    call = "\n<tool_call>look<arg_key>where</arg_key><arg_value>up</arg_value></tool_call><|observation|>"
+    async with serving(chat=chat, reply=[chat.encode(call), chat.encode("ice<|user|>")]) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        url = f"/sessions/{session.session_id}"
+        message = (await served.chat(url, tools=TOOLS)).json()["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ice"}
+        await served.chat(url, tools=TOOLS, messages=[HELLO, message, result])
+    first, second = session.record.replies
+    assert second.parent is first
+    whole = chat.decode(second.ids, skip_special_tokens=False)
+    assert whole.count("<|observation|>") == 1
+    assert whole.endswith(
+        "</tool_call><|observation|>\n<tool_response>\nice\n</tool_response><|assistant|>\nice<|user|>"
+    )

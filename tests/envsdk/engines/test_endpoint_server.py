@@ -834,3 +834,23 @@ async def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch:
         writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
         assert b" 408 " in await reader.readline()
         writer.close()
+
+
+async def test_a_path_names_the_role_of_a_line() -> None:
+    async with serving(reply=CHAT.reply("hello")) as served:
+        session = served.endpoint.sessions.open(rules=SamplingRules())
+        url = f"/sessions/{session.session_id}"
+        said = (await served.chat(url)).json()["choices"][0]["message"]
+        messages = [{"role": "user", "content": "review it"}]
+        body = {"model": "policy", "messages": messages, "max_tokens": 8}
+        reviewed = await served.post(f"{url}/roles/reviewer/v1/messages", body)
+        messages = [{"role": "user", "content": "hello"}, said, {"role": "user", "content": "on"}]
+        await served.chat(url, messages=messages)
+        refused = [await served.chat(f"{url}/roles/{name}") for name in ("summary", "-x", "a%20b")]
+        await served.post(f"{url}/end", {})
+    assert reviewed.status_code == 200
+    (trajectory,) = served.ended
+    assert [turn.role for turn in trajectory.turns] == ["", "reviewer", ""]
+    parts = [(segment.role, len(segment.turns)) for segment in trajectory.segments()]
+    assert parts == [("", 2), ("reviewer", 1)]
+    assert [(each.status_code, each.json()["error"]["param"]) for each in refused] == [(400, "role")] * 3

@@ -153,3 +153,13 @@ def test_what_is_wrong_with_an_own_loss_is_said_when_the_trainer_starts(
 def test_an_own_loss_whose_folder_is_not_on_the_path_is_refused_with_the_file(run_file: Path) -> None:
     with pytest.raises(ConfigurationError, match="no module for `absent_loss:root`"):
         load_config(run_file, ["pg_variant=absent_loss:root"])
+
+
+@pytest.mark.parametrize(("longest", "is_told"), [(64, True), (128, False)])
+def test_a_run_says_where_replies_end_before_the_limit_of_their_tag(longest: int, is_told: bool) -> None:
+    overrides = [
+        "custom_envs.FrozenLake.max_tokens_per_step=128",
+        f"actor_infer.generating_args.max_new_tokens={longest}",
+    ]
+    notes = algorithm_notes(load_config("agentic_async.yaml", overrides).config, at_start=True)
+    assert any("max_new_tokens=64, before max_tokens_per_step=128" in note for note in notes) is is_told
