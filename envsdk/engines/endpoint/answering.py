@@ -50,8 +50,6 @@ from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.tool_calls.formats import HERMES
 from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
 
-COMPLETION_MAX_TOKENS = 16
-"""Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
@@ -142,7 +140,9 @@ class Answerer:
         if isinstance(fields, ChatFields):
             return [await self._prepare(session, num_bytes, partial(self.chat_prompt, session, fields))]
         return [
-            await self._prepare(session, num_bytes, partial(self.completion_prompt, session, prompt))
+            await self._prepare(
+                session, num_bytes, partial(self.completion_prompt, session, prompt, fields.prompt_field)
+            )
             for prompt in fields.prompts
         ]
 
@@ -197,8 +197,10 @@ class Answerer:
         except jinja2.TemplateError:
             return None
 
-    def completion_prompt(self, session: Session | None, prompt: str | Sequence[int]) -> Prompt:
-        """Raises ApiError for token ids that the model does not have, and TooManyTokens."""
+    def completion_prompt(
+        self, session: Session | None, prompt: str | Sequence[int], field: str = "prompt"
+    ) -> Prompt:
+        """Raises ApiError, naming `field`, for token ids that the model does not have, and TooManyTokens."""
         if isinstance(prompt, str):
             found = session.record.continued_by_text(prompt) if session is not None else None
             parent, start = found or (None, 0)
@@ -215,7 +217,7 @@ class Answerer:
             )
         outside = next((token for token in prompt if not 0 <= token < self.chat.vocab_size), None)
         if outside is not None:
-            raise invalid("prompt", f"token id {outside} is outside [0, {self.chat.vocab_size})")
+            raise invalid(field, f"token id {outside} is outside [0, {self.chat.vocab_size})")
         found = session.record.continued_by_ids(prompt) if session is not None else None
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
@@ -258,7 +260,7 @@ class Answerer:
                 num_prompt_tokens=len(prompt.ids),
                 sequence_length=self.sequence_length,
                 stop_token_ids=self.chat.stop_token_ids,
-                default_max_tokens=COMPLETION_MAX_TOKENS if isinstance(fields, CompletionFields) else None,
+                default_max_tokens=fields.default_max_tokens,
                 number=session.next_number() if session is not None else 0,
                 choice=choice,
             )

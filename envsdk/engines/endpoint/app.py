@@ -25,6 +25,7 @@ from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
+from envsdk.engines.endpoint.protocols.generate import GENERATE
 from envsdk.engines.endpoint.protocols.responses import RESPONSES
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
@@ -34,7 +35,7 @@ from envsdk.engines.endpoint.sessions import Session, SessionBook
 
 _logger = logging.getLogger(__name__)
 
-PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, GENERATE)
 """Ways to ask for replies."""
 
 MAX_BYTES_PER_TOKEN = 64
@@ -73,8 +74,8 @@ class EndpointApp:
         self._created = int(time.time())
         counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
-            *((f"/v1{each.path}", partial(self._reply, each), "POST") for each in PROTOCOLS),
-            *((f"/v1{each.path}/count_tokens", partial(self._count, each), "POST") for each in counting),
+            *((each.path, partial(self._reply, each), "POST") for each in PROTOCOLS),
+            *((f"{each.path}/count_tokens", partial(self._count, each), "POST") for each in counting),
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{model:path}", self._model, "GET"),
         ]
@@ -185,6 +186,7 @@ class EndpointApp:
         head = ReplyHead(
             unique=secrets.token_hex(12),
             created=int(time.time()),
+            model=self._model_name,
             token_text=lambda token: self._answerer.chat.decode([token], skip_special_tokens=False),
         )
         writer = protocol.read(body, head)
@@ -237,7 +239,7 @@ def _refusal(request: Request, error: ApiError, headers: Mapping[str, str] | Non
     """Claude Code asks eight times in silence, unless it is told that this changes nothing."""
     if error.status < 500 and error.status not in (408, 429):
         headers = {**(headers or {}), "x-should-retry": "false"}
-    found = next((each for each in PROTOCOLS if f"/v1{each.path}" in request.url.path), CHAT)
+    found = next((each for each in PROTOCOLS if each.path in request.url.path), CHAT)
     return JSONResponse(found.error_body(error), error.status, headers=headers)
 
 

@@ -27,6 +27,8 @@ class ReplyHead:
     """Part of its id: hexadecimal digits that no other answer has."""
     created: int
     """Unix time, seconds."""
+    model: str
+    """The one that is served."""
     token_text: Callable[[int], str]
     """The text of a token, special ones included."""
 
@@ -86,7 +88,7 @@ class Protocol:
     """One way to ask for replies."""
 
     path: str
-    """Where it is served: under `/v1` and under `/sessions/ID/v1`."""
+    """Where it is served: there and under `/sessions/ID`."""
     read: Callable[[bytes, ReplyHead], ReplyWriter]
     """The body of a request, checked. Raises ApiError."""
     error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body

@@ -10,8 +10,8 @@ asked of them, and repeat whole messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
@@ -21,6 +21,8 @@ from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.engines.tool_calls.formats import call_of
 
+COMPLETION_MAX_TOKENS = 16
+"""Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
 MAX_CHOICES = 128
 """Most replies to one prompt."""
 MAX_REPLIES = 1024
@@ -49,6 +51,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": (),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -240,6 +243,9 @@ class SamplingFields(BaseModel):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    default_max_tokens: ClassVar[int | None] = None
+    """Longest reply where a request says nothing; None leaves it to the context."""
+
     @property
     def longest_reply(self) -> int | None:
         """In tokens; None when the client leaves it open."""
@@ -252,6 +258,10 @@ class SamplingFields(BaseModel):
 
 class CompletionFields(SamplingFields):
     """`POST /v1/completions`."""
+
+    default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
+    prompt_field: ClassVar[str] = "prompt"
+    """What requests call the field `prompt`."""
 
     prompt: (
         str
@@ -375,7 +385,7 @@ class ChatFields(SamplingFields):
 
 def read_chat(body: bytes) -> ChatFields:
     """Raises ApiError."""
-    fields = _read(ChatFields, body)
+    fields = read_fields(ChatFields, read_json(body))
     _check_chat(fields)
     names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
     fields._ignored += tuple(name for names in names_of_messages for name in names)
@@ -414,7 +424,7 @@ def _check_chat(fields: ChatFields) -> None:
 
 def read_completion(body: bytes) -> CompletionFields:
     """Raises ApiError."""
-    fields = _read(CompletionFields, body)
+    fields = read_fields(CompletionFields, read_json(body))
     if fields.is_without_reply and not fields.echo:
         raise invalid("max_tokens", "`max_tokens` is 0, so that nothing would come back: give `echo` too")
     if len(fields.prompts) * fields.num_choices > MAX_REPLIES:
@@ -424,12 +434,18 @@ def read_completion(body: bytes) -> CompletionFields:
     return fields
 
 
-def _read(model: type[Parsed], body: bytes) -> Parsed:
-    values = read_json(body)
-    ignored: list[str] = []
+def read_fields(
+    model: type[Parsed],
+    values: dict[str, Any],
+    ignored: Iterable[str] = (),
+    *,
+    ignoring: Container[str] = _WITHOUT_EFFECT,
+) -> Parsed:
+    """The request in `values`; what changes nothing goes to `ignored`. Raises ApiError."""
+    ignored = [*ignored]
     for name in list(values):
         value = values[name]
-        if name in _WITHOUT_EFFECT:
+        if name in ignoring:
             del values[name]
             ignored += [name] if value is not None else []
         elif name in _NEUTRAL and (value is None or value in _NEUTRAL[name]):

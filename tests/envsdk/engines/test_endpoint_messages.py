@@ -215,7 +215,7 @@ def test_system_messages_are_kept_where_they_stand_and_never_between_a_call_and_
         assert placed[: len(before)] == before
 
 
-HEAD = ReplyHead(unique="0f" * 12, created=0, token_text=str)
+HEAD = ReplyHead(unique="0f" * 12, created=0, model="policy", token_text=str)
 PROMPT = Prompt(ids=[1, 2, 3], new_ids=[1, 2, 3], parent=None, observation="")
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 

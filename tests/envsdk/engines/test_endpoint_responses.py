@@ -41,7 +41,7 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits.", "form
 SPAWN = {"type": "function", "name": "spawn", "description": "", "parameters": {}}
 NAMESPACE = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [SPAWN]}
 TOOLS: list[Any] = [FUNCTION, PATCH, NAMESPACE, {"type": "web_search", "external_web_access": True}]
-HEAD = ReplyHead(unique="ab12", created=1, token_text=str)
+HEAD = ReplyHead(unique="ab12", created=1, model="policy", token_text=str)
 PROMPT = Prompt(ids=[1, 2, 3], new_ids=[1, 2, 3], parent=None, observation="")
 
 TEXT = st.text(alphabet='ab <>/\n{"}é漢', max_size=10)

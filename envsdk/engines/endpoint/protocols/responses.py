@@ -227,4 +227,4 @@ def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
     return ResponsesWriter(fields=request.fields, head=head, request=request)
 
 
-RESPONSES = Protocol(path="/responses", read=_read, error_body=error_body)
+RESPONSES = Protocol(path="/v1/responses", read=_read, error_body=error_body)
