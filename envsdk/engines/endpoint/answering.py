@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,8 +29,8 @@ from envsdk.engines.endpoint.messages import (
     settled,
     spelled_out,
     takes_system,
-    template_messages,
 )
+from envsdk.engines.endpoint.recent import Messages, RecentMessages
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
@@ -113,6 +113,7 @@ class Answerer:
         self.sequence_length = sequence_length
         self._reader = reader
         self._takes_system = takes_system(self.chat)
+        self._recent = RecentMessages(self.chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -157,14 +158,14 @@ class Answerer:
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
+        messages = settled(fields.conversation, takes_system=self._takes_system)
         keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
-        shown = messages if self._reader.writes_tools else spelled_out(messages, fields.tools)
         found = session.record.continued_by_messages(keys, messages) if session is not None else None
         if found is not None:
             parent, count = found
-            num_before = count + len(shown) - len(messages)
-            new_ids = self._behind(parent, shown, num_before, fields.tools)
+            recent, at = self._recent.of(messages, count - 1)
+            shown = self._shown(recent, fields.tools)
+            new_ids = self._behind(parent, shown, at + len(shown) - len(recent), fields.tools)
             if new_ids is not None:
                 return Prompt(
                     ids=[*parent.ids, *new_ids],
@@ -174,25 +175,24 @@ class Answerer:
                     key=keys[-1],
                 )
         try:
-            text = self.chat.render(shown, tools=fields.tools)
+            text = self.chat.render(self._shown(messages, fields.tools), tools=fields.tools)
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         told, before = observation(messages), history(messages, fields.tools)
         return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=keys[-1])
 
+    def _shown(self, messages: Messages, tools: Messages | None) -> Messages:
+        return messages if self._reader.writes_tools else spelled_out(messages, tools)
+
     def _behind(
-        self,
-        parent: RecordedReply,
-        messages: Sequence[Mapping[str, Any]],
-        count: int,
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, parent: RecordedReply, messages: Messages, at: int, tools: Messages | None
     ) -> list[int] | None:
-        """Tokens behind the recorded reply `messages[count - 1]`; None where the template cannot be cut."""
+        """Tokens behind the recorded reply `messages[at]`; None where the template cannot be cut."""
         closed = self.chat.is_closed(parent.token_ids)
         try:
             return self.chat.behind_reply(
-                messages, count - 1, reply_closed=closed, tools=tools, room=self.sequence_length
+                messages, at, reply_closed=closed, tools=tools, room=self.sequence_length
             )
         except jinja2.TemplateError:
             return None

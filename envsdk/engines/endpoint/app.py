@@ -23,6 +23,7 @@ from starlette.routing import Route
 from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
 from envsdk.engines.endpoint.protocols.generate import GENERATE
@@ -188,6 +189,7 @@ class EndpointApp:
             created=int(time.time()),
             model=self._model_name,
             token_text=lambda token: self._answerer.chat.decode([token], skip_special_tokens=False),
+            histories=Histories() if session is None else session.histories,
         )
         writer = protocol.read(body, head)
         self._check_model(writer.fields.model)

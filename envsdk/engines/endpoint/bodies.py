@@ -244,7 +244,8 @@ def token_json(text: str, logprob: float | None) -> dict[str, Any]:
 
 
 CHAT = Protocol(
-    path="/v1/chat/completions", read=lambda body, head: OpenAiWriter(fields=read_chat(body), head=head)
+    path="/v1/chat/completions",
+    read=lambda body, head: OpenAiWriter(fields=read_chat(body, head.histories["chat"]), head=head),
 )
 COMPLETIONS = Protocol(
     path="/v1/completions", read=lambda body, head: OpenAiWriter(fields=read_completion(body), head=head)

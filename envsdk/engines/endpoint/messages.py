@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.prompts import Message
 from envsdk.engines.endpoint.errors import invalid, unsupported
+from envsdk.engines.endpoint.parsing import validate
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 
 CARRIES_CONTENT = frozenset(
@@ -67,8 +68,13 @@ class MessageFields(BaseModel):
     """The same, by another name."""
 
 
-def ignored_in(message: MessageFields, number: int) -> list[str]:
-    """Raises ApiError for an unknown field that holds a part of the message."""
+def read_message(given: Any, number: int) -> tuple[dict[str, Any], list[str]]:
+    """A message as chat templates read it, and its fields that change nothing. Raises ApiError."""
+    message = validate(MessageFields, given, at=("messages", number))
+    return _template_message(message, number), _ignored_in(message, number)
+
+
+def _ignored_in(message: MessageFields, number: int) -> list[str]:
     given = _unknown("", message.model_extra)
     for name in given:
         if name in CARRIES_CONTENT:
@@ -85,11 +91,6 @@ def ignored_in(message: MessageFields, number: int) -> list[str]:
 
 def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
     return [f"{where}{name}" for name, value in (fields or {}).items() if value]
-
-
-def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them. Raises ApiError for what is not text."""
-    return [_template_message(message, number) for number, message in enumerate(messages)]
 
 
 def takes_system(chat: ChatTokenizer) -> bool:

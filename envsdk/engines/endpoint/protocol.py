@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields
 from envsdk.engines.engine import PromptScores
@@ -31,6 +32,8 @@ class ReplyHead:
     """The one that is served."""
     token_text: Callable[[int], str]
     """The text of a token, special ones included."""
+    histories: Histories = field(default_factory=Histories)
+    """Of the session that the request belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.messages import FIRST, MessageFields, ignored_in
+from envsdk.engines.endpoint.growing import GrowingList
+from envsdk.engines.endpoint.messages import FIRST, read_message
 from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.engines.tool_calls.formats import call_of
@@ -329,13 +330,20 @@ class NamedTool(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageFields], Field(min_length=1), FIRST]
+    messages: Annotated[list[Any], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    _conversation: Sequence[dict[str, Any]] = PrivateAttr(default=())
+
+    @property
+    def conversation(self) -> Sequence[dict[str, Any]]:
+        """The messages as chat templates read them. They stay as they are: later requests share them."""
+        return self._conversation
 
     @property
     def longest_reply(self) -> int | None:
@@ -383,24 +391,35 @@ class ChatFields(SamplingFields):
         return super()._structure()
 
 
-def read_chat(body: bytes) -> ChatFields:
-    """Raises ApiError."""
+def read_chat(body: bytes, history: GrowingList | None = None) -> ChatFields:
+    """Raises ApiError. `history`: of the session."""
     fields = read_fields(ChatFields, read_json(body))
     _check_chat(fields)
-    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
-    fields._ignored += tuple(name for names in names_of_messages for name in names)
+    fields._ignored += tuple(_take_messages(fields, history))
     return fields
 
 
 def chat_fields(
-    values: Mapping[str, Any], ignored: Iterable[str], *, is_cut_to_room: bool = False
+    values: Mapping[str, Any],
+    ignored: Iterable[str],
+    history: GrowingList | None = None,
+    *,
+    is_cut_to_room: bool = False,
 ) -> ChatFields:
     """The chat request that a request of another protocol means. Raises ApiError."""
     fields = validate(ChatFields, values)
     _check_chat(fields)
+    _take_messages(fields, history)
     fields._ignored = tuple(ignored)
     fields._is_cut_to_room = is_cut_to_room
     return fields
+
+
+def _take_messages(fields: ChatFields, history: GrowingList | None) -> Iterable[str]:
+    """The fields of messages that change nothing."""
+    read = (history or GrowingList()).read(fields.messages, read_message)
+    fields._conversation = [message for message, _ in read]
+    return [name for _, names in read for name in names]
 
 
 def _check_chat(fields: ChatFields) -> None:

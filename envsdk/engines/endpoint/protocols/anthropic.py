@@ -190,7 +190,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 MESSAGES = Protocol(
     path="/v1/messages",
-    read=lambda body, head: MessagesWriter(fields=read_messages(body), head=head),
+    read=lambda body, head: MessagesWriter(fields=read_messages(body, head.histories), head=head),
     error_body=error_body,
     count_body=lambda num_tokens: {"input_tokens": num_tokens},
 )

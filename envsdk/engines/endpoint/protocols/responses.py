@@ -223,7 +223,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
-    request = read_responses(body)
+    request = read_responses(body, head.histories)
     return ResponsesWriter(fields=request.fields, head=head, request=request)
 
 
