@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,8 @@ class EndpointApp:
         self.version: int | None = None
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
+        self._records = on_ended is not None
+        self._told_of_sessions = False
         counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
             *((each.path, partial(self._reply, each), "POST") for each in PROTOCOLS),
@@ -172,7 +175,7 @@ class EndpointApp:
     async def _reply(self, protocol: Protocol, request: Request) -> Response:
         session = self._session(request)
         writer, prompts = await self._asked(protocol, request, session)
-        return await self._answer(request, session, writer, prompts)
+        return await self._answer(protocol, request, session, writer, prompts)
 
     async def _count(self, protocol: Protocol, request: Request) -> Response:
         assert protocol.count_body is not None, "it has a route"
@@ -197,6 +200,7 @@ class EndpointApp:
 
     async def _answer(
         self,
+        protocol: Protocol,
         request: Request,
         session: Session | None,
         writer: ReplyWriter,
@@ -211,7 +215,16 @@ class EndpointApp:
         ]
         for name in set(fields.ignored) - self.ignored.keys():
             _logger.info("`%s` of a request is ignored, since it changes nothing: counted from here on", name)
+            for meant in get_close_matches(name, protocol.fields, n=1, cutoff=0.8):
+                _logger.warning("`%s` of a request is not known and ignored: is `%s` meant?", name, meant)
         self.ignored.update(fields.ignored)
+        if session is None and self._records and not self._told_of_sessions:
+            self._told_of_sessions = True
+            _logger.warning(
+                "requests at %s are answered and not recorded: open a session (`POST /sessions`) and use its "
+                "base_url; this is said once",
+                protocol.path,
+            )
         if session is not None:
             session.ignored.update(fields.ignored)
 

@@ -105,8 +105,11 @@ def takes_system(chat: ChatTokenizer) -> bool:
 
 
 def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
-    """The text behind the policy's last message, but for the system message at the beginning of all."""
-    return "\n".join(message["content"] for message in messages[_observed_from(messages, behind) :])
+    """The text behind the policy's last message, but for the system message at the beginning of all.
+
+    Results of tools stand in their tags.
+    """
+    return "\n".join(_spelled_out(each)["content"] for each in messages[_observed_from(messages, behind) :])
 
 
 def history(

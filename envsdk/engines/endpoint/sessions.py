@@ -207,6 +207,9 @@ class SessionBook:
         )
         return session
 
+    def is_open(self, session_id: str) -> bool:
+        return session_id in self._open
+
     def get(self, session_id: str) -> Session:
         """ApiError when it is not open."""
         session = self._open.get(session_id)

@@ -260,7 +260,11 @@ def test_tools_are_functions_for_the_policy() -> None:
     assert patch["parameters"]["required"] == ["input"]
     assert spawn["name"] == "agents__spawn"
     assert [each["name"] for each in fields.callable_tools] == ["apply_patch"]
-    assert set(fields.ignored) == {"tools[].web_search", "tools[].external_web_access"}
+    assert set(fields.ignored) == {
+        "tools[].web_search",
+        "tools[].external_web_access",
+        "tools[].format",
+    }
 
 
 def test_what_is_not_known_is_counted_by_its_name() -> None:

@@ -210,6 +210,8 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
             problem = f"two tools have the name `{name}`" if tool.name else "a tool has no name"
             raise invalid(f"tools[{number}]", problem)
         names[name] = namespace, tool
+        if tool.format and tool.format.get("definition"):
+            ignored.append("tools[].format")  # described, not enforced: the policy writes a call as JSON
         tools.append({"type": "function", "function": {"name": name, **_function(tool)}})
     chat: dict[str, Any] = {
         "model": asked.model,
