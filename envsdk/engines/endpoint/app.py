@@ -75,7 +75,7 @@ class EndpointApp:
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
         self._records = on_ended is not None
-        self._told_of_sessions = False
+        """Sessions are kept, and nobody has been told yet that other requests are not."""
         counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
             *((each.path, partial(self._reply, each), "POST") for each in PROTOCOLS),
@@ -218,8 +218,8 @@ class EndpointApp:
             for meant in get_close_matches(name, protocol.fields, n=1, cutoff=0.8):
                 _logger.warning("`%s` of a request is not known and ignored: is `%s` meant?", name, meant)
         self.ignored.update(fields.ignored)
-        if session is None and self._records and not self._told_of_sessions:
-            self._told_of_sessions = True
+        if session is None and self._records:
+            self._records = False
             _logger.warning(
                 "requests at %s are answered and not recorded: open a session (`POST /sessions`) and use its "
                 "base_url; this is said once",

@@ -32,6 +32,7 @@ async def test_a_reply_is_token_ids_with_logprobs_and_weight_versions_as_vllm_wr
     async with serving() as served:
         body = (await generate(served, request_id="mine", return_token_ids=True)).json()
         bare = (await generate(served, sampling_params={"max_tokens": 2})).json()
+        one = (await generate(served, sampling_params={"logprobs": 1})).json()
     assert body["request_id"] == "generate-tokens-mine"
     assert (body["model"], body["output_mode"], body["prompt_token_ids"]) == ("policy", "tokens", PROMPT)
     assert body["usage"]["completion_tokens"] == len(HELLO)
@@ -45,6 +46,7 @@ async def test_a_reply_is_token_ids_with_logprobs_and_weight_versions_as_vllm_wr
         "weight_versions": [{"version": "0", "start": 0, "end": len(HELLO)}],
         "token_ids": HELLO,
     }
+    assert one["choices"][0]["logprobs"]["content"][0] == {**token, "top_logprobs": [token]}
     assert "prompt_token_ids" not in bare
     cut = bare["choices"][0]
     assert (cut["token_ids"], cut["finish_reason"], cut["logprobs"]) == (HELLO[:2], "length", None)
@@ -107,7 +109,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"max_tokens": 0}}, "at least 1"),
     ({"sampling_params": {"allowed_token_ids": [1]}}, "unknown parameter `allowed_token_ids`"),
     ({"sampling_params": {"min_tokens": 3}}, "`min_tokens` is not supported"),
-    ({"sampling_params": {"stream": True}}, "`sampling_params.stream` is no sampling parameter"),
+    ({"sampling_params": {"stream": True}}, "unknown parameter `stream`"),
     ({"sampling_params": {"logprobs": 3}}, "`logprobs` is not possible here"),
     ({"sampling_params": 3}, "sampling_params"),
 ]
@@ -166,6 +168,7 @@ def params(fields: CompletionFields) -> SamplingParams:
 def test_it_samples_as_a_completion_of_the_same_tokens(shape: dict[str, Any], ids: list[int]) -> None:
     body = json.dumps({"token_ids": ids, "sampling_params": shape}).encode()
     same = {"model": "policy", "prompt": ids, "max_tokens": 97, **shape}
+    same |= {"logprobs": 0} if shape.get("logprobs") == 1 else {}
     fields = read_generate(body, HEAD)
     assert params(fields) == params(read_completion(json.dumps(same).encode()))
     assert fields.prompts == [ids]
