@@ -33,7 +33,7 @@ class ReplyHead:
     token_text: Callable[[int], str]
     """The text of a token, special ones included."""
     histories: Histories = field(default_factory=Histories)
-    """Of the session that the request belongs to."""
+    """Lists of the session that the request belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
