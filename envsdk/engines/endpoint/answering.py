@@ -53,6 +53,7 @@ from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
+Found = tuple[RecordedReply, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,11 @@ class Answerer:
     ) -> list[Prompt]:
         """The prompts of a request of so many bytes. Raises ApiError."""
         if isinstance(fields, ChatFields):
-            return [await self._prepare(session, num_bytes, partial(self.chat_prompt, session, fields))]
+            messages, key, found = self._line(session, fields)
+            if found is not None and self._recent.are_enough:
+                num_bytes = sum(len(each["content"]) for each in messages[found[1] :])
+            make = partial(self._chat_prompt, fields, messages, key, found)
+            return [await self._prepare(session, num_bytes, make)]
         return [
             await self._prepare(
                 session, num_bytes, partial(self.completion_prompt, session, prompt, fields.prompt_field)
@@ -158,9 +163,17 @@ class Answerer:
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
+        return self._chat_prompt(fields, *self._line(session, fields))
+
+    def _line(self, session: Session | None, fields: ChatFields) -> tuple[Messages, str, Found]:
+        """The messages, their key, and what `continued_by_messages` finds."""
         messages = settled(fields.conversation, takes_system=self._takes_system)
-        keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
-        found = session.record.continued_by_messages(keys, messages) if session is not None else None
+        if session is None:
+            return messages, message_keys(messages, fields.tools)[-1], None
+        keys = session.message_keys(messages, fields.tools)
+        return messages, keys[-1], session.record.continued_by_messages(keys, messages)
+
+    def _chat_prompt(self, fields: ChatFields, messages: Messages, key: str, found: Found) -> Prompt:
         if found is not None:
             parent, count = found
             recent, at = self._recent.of(messages, count - 1)
@@ -172,7 +185,7 @@ class Answerer:
                     new_ids=new_ids,
                     parent=parent,
                     observation=observation(messages, behind=count),
-                    key=keys[-1],
+                    key=key,
                 )
         try:
             text = self.chat.render(self._shown(messages, fields.tools), tools=fields.tools)
@@ -180,7 +193,7 @@ class Answerer:
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         told, before = observation(messages), history(messages, fields.tools)
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=keys[-1])
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=key)
 
     def _shown(self, messages: Messages, tools: Messages | None) -> Messages:
         return messages if self._reader.writes_tools else spelled_out(messages, tools)
