@@ -22,7 +22,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -96,6 +96,8 @@ class ChatTokenizer:
     """Number of token ids, including added tokens. A model's embedding may be padded beyond it."""
     num_ids: int
     """One more than the highest token id: the number of embeddings that a model needs."""
+    tokenizer_json: Callable[[], str]
+    """The text of its `tokenizer.json`."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class ChatTokenizer:
         constructor."""
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self._tokenizer = tokenizer
+        self._tokenizer, self.tokenizer_json = tokenizer, tokenizer.to_str
         self._template = compiled(chat_template)
         self._variables = dict(special_tokens or {})
         self._added = {
@@ -132,7 +134,7 @@ class ChatTokenizer:
         self._marks = {token_id: marks[token_id] for token_id in marks.keys() - {*self.stop_token_ids}}
         delta = self._find_delta(behind_reply)
         is_exact = delta and all(
-            self._join(delta, probe) == self._render_next_ids(probe) for probe in _PROBES
+            self._join(delta, probe) == self.encode(self._render_behind_reply(probe)) for probe in _PROBES
         )
         self._delta = delta if is_exact else None
 
@@ -210,7 +212,7 @@ class ChatTokenizer:
         """
         self._check_room(user, room)
         user = self.without_markup(user)
-        ids = self._render_next_ids(user) if self._delta is None else self._join(self._delta, user)
+        ids = self._join(self._delta, user) if self._delta else self.encode(self._render_behind_reply(user))
         return ids[len(self._end_of_turn_ids) :] if reply_closed else ids
 
     def without_markup(self, text: str) -> str:
@@ -365,9 +367,6 @@ class ChatTokenizer:
         if not found or _REPLY in behind:
             raise jinja2.TemplateError("it does not write an assistant's message exactly once, as it stands")
         return behind
-
-    def _render_next_ids(self, user: str) -> list[int]:
-        return self.encode(self._render_behind_reply(user))
 
     def _join(self, delta: _TurnDelta, user: str) -> list[int]:
         if delta.strips_left:

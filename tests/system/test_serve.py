@@ -23,6 +23,7 @@ from envsdk.contracts.trajectory import Outcome
 from envsdk.replay import main as replay
 from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
+from envsdk.view.token_text import load_decoder, token_texts
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -152,6 +153,9 @@ def test_sessions_of_two_servers_are_one_data_set(tmp_path: Path, capsys: pytest
         assert "not kept" not in output
 
     played = Trajectories.from_folder(out)
+    texts = token_texts(played[0], load_decoder(out))
+    assert texts is not None
+    assert "".join(texts).count("Hello.") == 2  # each token once
     assert [(each.trajectory_id, each.task.index, each.group_id) for each in played] == [
         ("first", 0, 0),
         ("second", 1, 1),

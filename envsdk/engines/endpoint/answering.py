@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,8 +29,8 @@ from envsdk.engines.endpoint.messages import (
     settled,
     spelled_out,
     takes_system,
-    template_messages,
 )
+from envsdk.engines.endpoint.recent import Messages, RecentMessages
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
@@ -50,11 +50,10 @@ from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.tool_calls.formats import HERMES
 from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
 
-COMPLETION_MAX_TOKENS = 16
-"""Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
+Found = tuple[RecordedReply, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +114,7 @@ class Answerer:
         self.sequence_length = sequence_length
         self._reader = reader
         self._takes_system = takes_system(self.chat)
+        self._recent = RecentMessages(self.chat)
         self._proxy = proxy
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
@@ -140,9 +140,15 @@ class Answerer:
     ) -> list[Prompt]:
         """The prompts of a request of so many bytes. Raises ApiError."""
         if isinstance(fields, ChatFields):
-            return [await self._prepare(session, num_bytes, partial(self.chat_prompt, session, fields))]
+            messages, key, found = self._line(session, fields)
+            if found is not None and self._recent.are_enough:
+                num_bytes = sum(len(each["content"]) for each in messages[found[1] :])
+            make = partial(self._chat_prompt, fields, messages, key, found)
+            return [await self._prepare(session, num_bytes, make)]
         return [
-            await self._prepare(session, num_bytes, partial(self.completion_prompt, session, prompt))
+            await self._prepare(
+                session, num_bytes, partial(self.completion_prompt, session, prompt, fields.prompt_field)
+            )
             for prompt in fields.prompts
         ]
 
@@ -157,43 +163,50 @@ class Answerer:
 
     def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
         """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        messages = settled(template_messages(fields.messages), takes_system=self._takes_system)
-        keys = (session.message_keys if session is not None else message_keys)(messages, fields.tools)
-        shown = messages if self._reader.writes_tools else spelled_out(messages, fields.tools)
-        found = session.record.continued_by_messages(keys, messages) if session is not None else None
+        return self._chat_prompt(fields, *self._line(session, fields))
+
+    def _line(self, session: Session | None, fields: ChatFields) -> tuple[Messages, str, Found]:
+        """The messages, their key, and what `continued_by_messages` finds."""
+        messages = settled(fields.conversation, takes_system=self._takes_system)
+        if session is None:
+            return messages, message_keys(messages, fields.tools)[-1], None
+        keys = session.message_keys(messages, fields.tools)
+        return messages, keys[-1], session.record.continued_by_messages(keys, messages)
+
+    def _chat_prompt(self, fields: ChatFields, messages: Messages, key: str, found: Found) -> Prompt:
         if found is not None:
             parent, count = found
-            num_before = count + len(shown) - len(messages)
-            new_ids = self._behind(parent, shown, num_before, fields.tools)
+            recent, at = self._recent.of(messages, count - 1)
+            shown = self._shown(recent, fields.tools)
+            new_ids = self._behind(parent, shown, at + len(shown) - len(recent), fields.tools)
             if new_ids is not None:
                 return Prompt(
                     ids=[*parent.ids, *new_ids],
                     new_ids=new_ids,
                     parent=parent,
                     observation=observation(messages, behind=count),
-                    key=keys[-1],
+                    key=key,
                 )
         try:
-            text = self.chat.render(shown, tools=fields.tools)
+            text = self.chat.render(self._shown(messages, fields.tools), tools=fields.tools)
             ids = self.chat.encode(text, room=self.sequence_length)
         except jinja2.TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         told, before = observation(messages), history(messages, fields.tools)
-        return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=keys[-1])
+        return Prompt(ids=ids, new_ids=ids, parent=None, observation=told, history=before, key=key)
+
+    def _shown(self, messages: Messages, tools: Messages | None) -> Messages:
+        return messages if self._reader.writes_tools else spelled_out(messages, tools)
 
     def _behind(
-        self,
-        parent: RecordedReply,
-        messages: Sequence[Mapping[str, Any]],
-        count: int,
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, parent: RecordedReply, messages: Messages, at: int, tools: Messages | None
     ) -> list[int] | None:
-        """Tokens behind the recorded reply `messages[count - 1]`; None where the template cannot be cut."""
+        """Tokens behind the recorded reply `messages[at]`; None where the template cannot be cut."""
         closed = self.chat.is_closed(parent.token_ids)
         try:
             return self.chat.behind_reply(
                 messages,
-                count - 1,
+                at,
                 reply_closed=closed,
                 closing=parent.token_ids[-1] if closed else None,
                 tools=tools,
@@ -202,8 +215,10 @@ class Answerer:
         except jinja2.TemplateError:
             return None
 
-    def completion_prompt(self, session: Session | None, prompt: str | Sequence[int]) -> Prompt:
-        """Raises ApiError for token ids that the model does not have, and TooManyTokens."""
+    def completion_prompt(
+        self, session: Session | None, prompt: str | Sequence[int], field: str = "prompt"
+    ) -> Prompt:
+        """Raises ApiError, naming `field`, for token ids that the model does not have, and TooManyTokens."""
         if isinstance(prompt, str):
             found = session.record.continued_by_text(prompt) if session is not None else None
             parent, start = found or (None, 0)
@@ -220,7 +235,7 @@ class Answerer:
             )
         outside = next((token for token in prompt if not 0 <= token < self.chat.vocab_size), None)
         if outside is not None:
-            raise invalid("prompt", f"token id {outside} is outside [0, {self.chat.vocab_size})")
+            raise invalid(field, f"token id {outside} is outside [0, {self.chat.vocab_size})")
         found = session.record.continued_by_ids(prompt) if session is not None else None
         parent, start = found or (None, 0)
         new_ids = list(prompt[start:])
@@ -263,7 +278,7 @@ class Answerer:
                 num_prompt_tokens=len(prompt.ids),
                 sequence_length=self.sequence_length,
                 stop_token_ids=self.chat.stop_token_ids,
-                default_max_tokens=COMPLETION_MAX_TOKENS if isinstance(fields, CompletionFields) else None,
+                default_max_tokens=fields.default_max_tokens,
                 number=session.next_number() if session is not None else 0,
                 choice=choice,
             )

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -24,8 +25,10 @@ from starlette.routing import Route
 from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
+from envsdk.engines.endpoint.protocols.generate import GENERATE
 from envsdk.engines.endpoint.protocols.responses import RESPONSES
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
@@ -35,7 +38,7 @@ from envsdk.engines.endpoint.sessions import Session, SessionBook
 
 _logger = logging.getLogger(__name__)
 
-PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, GENERATE)
 """Ways to ask for replies."""
 
 MAX_BYTES_PER_TOKEN = 64
@@ -75,10 +78,12 @@ class EndpointApp:
         self.version: int | None = None
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
+        self._records = on_ended is not None
+        """Sessions are kept, and nobody has been told yet that other requests are not."""
         counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
-            *((f"/v1{each.path}", partial(self._reply, each), "POST") for each in PROTOCOLS),
-            *((f"/v1{each.path}/count_tokens", partial(self._count, each), "POST") for each in counting),
+            *((each.path, partial(self._reply, each), "POST") for each in PROTOCOLS),
+            *((f"{each.path}/count_tokens", partial(self._count, each), "POST") for each in counting),
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{model:path}", self._model, "GET"),
         ]
@@ -175,7 +180,7 @@ class EndpointApp:
     async def _reply(self, protocol: Protocol, request: Request) -> Response:
         session = self._session(request)
         writer, prompts = await self._asked(protocol, request, session)
-        return await self._answer(request, session, writer, prompts)
+        return await self._answer(protocol, request, session, writer, prompts)
 
     async def _count(self, protocol: Protocol, request: Request) -> Response:
         assert protocol.count_body is not None, "it has a route"
@@ -190,7 +195,9 @@ class EndpointApp:
         head = ReplyHead(
             unique=secrets.token_hex(12),
             created=int(time.time()),
+            model=self._model_name,
             token_text=lambda token: self._answerer.chat.decode([token], skip_special_tokens=False),
+            histories=Histories() if session is None else session.histories,
         )
         writer = protocol.read(body, head)
         self._check_model(writer.fields.model)
@@ -200,6 +207,7 @@ class EndpointApp:
 
     async def _answer(
         self,
+        protocol: Protocol,
         request: Request,
         session: Session | None,
         writer: ReplyWriter,
@@ -214,7 +222,16 @@ class EndpointApp:
         ]
         for name in set(fields.ignored) - self.ignored.keys():
             _logger.info("`%s` of a request is ignored, since it changes nothing: counted from here on", name)
+            for meant in get_close_matches(name, protocol.fields, n=1, cutoff=0.8):
+                _logger.warning("`%s` of a request is not known and ignored: is `%s` meant?", name, meant)
         self.ignored.update(fields.ignored)
+        if session is None and self._records:
+            self._records = False
+            _logger.warning(
+                "requests at %s are answered and not recorded: open a session (`POST /sessions`) and use its "
+                "base_url; this is said once",
+                protocol.path,
+            )
         if session is not None:
             session.ignored.update(fields.ignored)
 
@@ -244,7 +261,7 @@ def _refusal(request: Request, error: ApiError, headers: Mapping[str, str] | Non
     """Claude Code asks eight times in silence, unless it is told that this changes nothing."""
     if error.status < 500 and error.status not in (408, 429):
         headers = {**(headers or {}), "x-should-retry": "false"}
-    found = next((each for each in PROTOCOLS if f"/v1{each.path}" in request.url.path), CHAT)
+    found = next((each for each in PROTOCOLS if each.path in request.url.path), CHAT)
     return JSONResponse(found.error_body(error), error.status, headers=headers)
 
 

@@ -19,7 +19,8 @@ from envsdk.engines.tool_calls.reading import ToolCall
 
 TextAndLogprob = tuple[str, float | None]
 
-_DONE = "data: [DONE]\n\n"
+DONE = "data: [DONE]\n\n"
+"""Ends a stream of OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,7 @@ class OpenAiWriter(ReplyWriter):
         versions = [answer.version for _, answer in answers if answer.version is not None]
         body = self._head("chat.completion", max(versions, default=None))
         choices = [self._choice(index, *answer) for index, answer in enumerate(answers)]
-        body |= {"choices": choices, "usage": self.usage(prompts, [answer for _, answer in answers])}
+        body |= {"choices": choices, "usage": usage_of(prompts, [answer for _, answer in answers])}
         if self._is_chat and self.fields.return_token_ids:
             body["prompt_token_ids"] = list(prompts[0].ids)
         return body
@@ -96,22 +97,12 @@ class OpenAiWriter(ReplyWriter):
 
     def end(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> str:
         if not self.fields.includes_usage:
-            return _DONE
+            return DONE
         body = self._head("chat.completion.chunk")
-        return server_sent(body | {"choices": [], "usage": self.usage(prompts, answers)}) + _DONE
+        return server_sent(body | {"choices": [], "usage": usage_of(prompts, answers)}) + DONE
 
     def failed(self, error: ApiError) -> str:
-        return server_sent(error.body()) + _DONE
-
-    def usage(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
-        """Numbers of tokens; a prompt counts once, however many replies it gets."""
-        num_prompt = sum(len(prompt.ids) for prompt in prompts)
-        num_sampled = sum(len(answer.token_ids) for answer in answers)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_sampled,
-            "total_tokens": num_prompt + num_sampled,
-        }
+        return server_sent(error.body()) + DONE
 
     def _head(self, chat_kind: str, version: int | None = None) -> dict[str, Any]:
         kind = chat_kind if self._is_chat else "text_completion"
@@ -200,6 +191,17 @@ class OpenAiWriter(ReplyWriter):
         return [(self.head.token_text(token), logprob) for token, logprob in pairs if math.isfinite(logprob)]
 
 
+def usage_of(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, int]:
+    """Numbers of tokens; a prompt counts once, however many replies it gets."""
+    num_prompt = sum(len(prompt.ids) for prompt in prompts)
+    num_sampled = sum(len(answer.token_ids) for answer in answers)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt + num_sampled,
+    }
+
+
 def _tool_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -229,20 +231,22 @@ def _chat_logprobs(
 ) -> dict[str, Any]:
     content = []
     for token, others in zip(tokens, likeliest, strict=True):
-        top = [_token(*other) for other in others[:num_top]]
-        content.append(_token(*token) | {"top_logprobs": top})
+        top = [token_json(*other) for other in others[:num_top]]
+        content.append(token_json(*token) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _token(text: str, logprob: float | None) -> dict[str, Any]:
+def token_json(text: str, logprob: float | None) -> dict[str, Any]:
+    """A token with its log-probability, as chat completions have it."""
     # A token that is a part of a character has no text to tell its bytes from.
     is_part = "\N{REPLACEMENT CHARACTER}" in text
     return {"token": text, "logprob": logprob, "bytes": None if is_part else list(text.encode())}
 
 
 CHAT = Protocol(
-    path="/chat/completions", read=lambda body, head: OpenAiWriter(fields=read_chat(body), head=head)
+    path="/v1/chat/completions",
+    read=lambda body, head: OpenAiWriter(fields=read_chat(body, head.histories["chat"]), head=head),
 )
 COMPLETIONS = Protocol(
-    path="/completions", read=lambda body, head: OpenAiWriter(fields=read_completion(body), head=head)
+    path="/v1/completions", read=lambda body, head: OpenAiWriter(fields=read_completion(body), head=head)
 )

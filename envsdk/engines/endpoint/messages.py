@@ -14,6 +14,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.chat_template import CALL
 from envsdk.contracts.prompts import Message
 from envsdk.engines.endpoint.errors import invalid, unsupported
+from envsdk.engines.endpoint.parsing import validate
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 
 CARRIES_CONTENT = frozenset(
@@ -68,8 +69,13 @@ class MessageFields(BaseModel):
     """The same, by another name."""
 
 
-def ignored_in(message: MessageFields, number: int) -> list[str]:
-    """Raises ApiError for an unknown field that holds a part of the message."""
+def read_message(given: Any, number: int) -> tuple[dict[str, Any], list[str]]:
+    """A message as chat templates read it, and its fields that change nothing. Raises ApiError."""
+    message = validate(MessageFields, given, at=("messages", number))
+    return _template_message(message, number), _ignored_in(message, number)
+
+
+def _ignored_in(message: MessageFields, number: int) -> list[str]:
     given = _unknown("", message.model_extra)
     for name in given:
         if name in CARRIES_CONTENT:
@@ -86,11 +92,6 @@ def ignored_in(message: MessageFields, number: int) -> list[str]:
 
 def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
     return [f"{where}{name}" for name, value in (fields or {}).items() if value]
-
-
-def template_messages(messages: Sequence[MessageFields]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them. Raises ApiError for what is not text."""
-    return [_template_message(message, number) for number, message in enumerate(messages)]
 
 
 def takes_system(chat: ChatTokenizer) -> bool:
@@ -119,8 +120,11 @@ def breaks_lines(chat: ChatTokenizer) -> list[str]:
 
 
 def observation(messages: Sequence[Mapping[str, Any]], behind: int = 0) -> str:
-    """The text behind the policy's last message, but for the system message at the beginning of all."""
-    return "\n".join(message["content"] for message in messages[_observed_from(messages, behind) :])
+    """The text behind the policy's last message, but for the system message at the beginning of all.
+
+    Results of tools stand in their tags.
+    """
+    return "\n".join(_spelled_out(each)["content"] for each in messages[_observed_from(messages, behind) :])
 
 
 def history(

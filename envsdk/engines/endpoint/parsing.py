@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -60,7 +59,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     """
     try:
         value = json.loads(body or b"{}")
-        if _MAY_HOLD_SURROGATES.search(body):
+        if (b"\\u" in body or b"\xed" in body) and _MAY_HOLD_SURROGATES.search(body):
             value = json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from error
@@ -71,20 +70,24 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def validate(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """`values` as a `model`; ApiError names the first field that is wrong."""
+def validate(model: type[Model], values: Any, *, at: tuple[str | int, ...] = ()) -> Model:
+    """`values`, which stand at this place of the request, as a `model`.
+
+    ApiError names the first field that is wrong.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise _first_problem(model, error) from error
+        raise _first_problem(model, error, at) from error
 
 
-def _first_problem(model: type[BaseModel], error: ValidationError) -> ApiError:
+def _first_problem(model: type[BaseModel], error: ValidationError, at: tuple[str | int, ...]) -> ApiError:
     problem = error.errors(include_url=False, include_input=False)[0]
+    location = (*at, *problem["loc"])
     place = [
         part
-        for number, part in enumerate(problem["loc"])
-        if not (number > 1 and isinstance(part, str) and problem["loc"][number - 2] in _OF_SEVERAL_TYPES)
+        for number, part in enumerate(location)
+        if not (number > 1 and isinstance(part, str) and location[number - 2] in _OF_SEVERAL_TYPES)
     ]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     top = str(place[0]) if place else ""

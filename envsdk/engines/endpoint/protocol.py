@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields
 from envsdk.engines.engine import PromptScores
@@ -27,8 +28,12 @@ class ReplyHead:
     """Part of its id: hexadecimal digits that no other answer has."""
     created: int
     """Unix time, seconds."""
+    model: str
+    """The one that is served."""
     token_text: Callable[[int], str]
     """The text of a token, special ones included."""
+    histories: Histories = field(default_factory=Histories)
+    """Lists of the session that the request belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,10 @@ class ReplyWriter(ABC):
     def failed(self, error: ApiError) -> str:
         """What ends a stream that fails."""
 
+    def ping(self) -> str:
+        """What keeps a client waiting while nothing is sampled; empty where clients wait anyway."""
+        return ""
+
     @property
     def echoes(self) -> bool:
         """Whether the prompt comes before each reply."""
@@ -86,9 +95,11 @@ class Protocol:
     """One way to ask for replies."""
 
     path: str
-    """Where it is served: under `/v1` and under `/sessions/ID/v1`."""
+    """Where it is served: there and under `/sessions/ID`."""
     read: Callable[[bytes, ReplyHead], ReplyWriter]
     """The body of a request, checked. Raises ApiError."""
+    fields: Collection[str] = ()
+    """Names of a request's fields, where others are ignored: one that is near to them is a typing error."""
     error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body
     """The JSON of an error, also on the paths below `path`."""
     count_body: Callable[[int], Mapping[str, Any]] | None = None

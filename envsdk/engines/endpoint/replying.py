@@ -15,6 +15,9 @@ from envsdk.engines.endpoint.record import Prompt
 
 Result = TypeVar("Result")
 
+PING_S = 15.0
+"""Seconds without an event after which a stream sends a ping."""
+
 
 class _Answers(Protocol):
     def __call__(self, number: int, on_piece: OnPiece | None = None) -> Coroutine[Any, Any, Answer]: ...
@@ -49,8 +52,16 @@ async def events(
     answering = asyncio.ensure_future(all_of([choice(index) for index in range(len(prompt_of))]))
     answering.add_done_callback(lambda _: chunks.put_nowait(None))
     try:
-        while (chunk := await chunks.get()) is not None:
-            yield chunk
+        while True:
+            try:
+                async with asyncio.timeout(PING_S):
+                    chunk = await chunks.get()
+            except TimeoutError:
+                chunk = writer.ping()
+            if chunk is None:
+                break
+            if chunk:
+                yield chunk
         yield writer.end(prompts, answering.result())
     except ApiError as error:
         yield writer.failed(error)

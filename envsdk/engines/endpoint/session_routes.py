@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +27,8 @@ OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
 """What becomes of an ended session's trajectories; the client is answered when it is done."""
 
 BODY_TIMEOUT_S = 120
+MAX_ENDED = 4096
+"""Ended sessions whose answer is remembered."""
 
 
 class _Body(BaseModel):
@@ -89,6 +91,8 @@ class SessionRoutes:
     max_body_bytes: int
     on_ended: OnEnded | None
     idle_s: float
+    _ended: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the ends of the latest sessions were answered: a client that asks again gets the same."""
 
     def routes(self) -> Sequence[tuple[str, Handler, str]]:
         """Their paths under `/sessions/ID`, handlers and verbs."""
@@ -147,7 +151,10 @@ class SessionRoutes:
         return JSONResponse({"num_replies": len(session.record.replies)})
 
     async def _end_session(self, request: Request) -> Response:
-        session = self.sessions.get(request.path_params["session_id"])
+        session_id = request.path_params["session_id"]
+        if (told := self._ended.get(session_id)) is not None and not self.sessions.is_open(session_id):
+            return JSONResponse(told)
+        session = self.sessions.get(session_id)
         if session.env is not None:
             raise ApiError(409, "this session ends with its environment", code="session_has_environment")
         fields = validate(EndFields, read_json(await read_body(request, self.max_body_bytes)))
@@ -165,17 +172,19 @@ class SessionRoutes:
             final_observation=fields.final_observation,
         )
         ended = await self._end(session, episode)
-        return JSONResponse(
-            {
-                "id": session.session_id,
-                "num_replies": len(session.record.replies),
-                "reward": sum(reward.reward for reward in episode.rewards),
-                "trajectories": [
-                    {"id": each.trajectory_id, "turns": len(each.turns), "tokens": len(each.tokens or ())}
-                    for each in ended
-                ],
-            }
-        )
+        answer = {
+            "id": session_id,
+            "num_replies": len(session.record.replies),
+            "reward": sum(reward.reward for reward in episode.rewards),
+            "trajectories": [
+                {"id": each.trajectory_id, "turns": len(each.turns), "tokens": len(each.tokens or ())}
+                for each in ended
+            ],
+        }
+        while len(self._ended) >= MAX_ENDED:
+            self._ended.pop(next(iter(self._ended)))
+        self._ended[session_id] = answer
+        return JSONResponse(answer)
 
     async def end_idle(self) -> None:
         """End the sessions that were left behind, as failed. One that cannot be stored stays open."""

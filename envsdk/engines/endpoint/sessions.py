@@ -22,6 +22,7 @@ from typing import Any
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.trajectory import Outcome, Task
 from envsdk.engines.endpoint.errors import ApiError, invalid
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.record import ConversationRecord, message_keys, next_key
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules
 from envsdk.engines.endpoint.trajectories import Episode, Reward
@@ -73,6 +74,8 @@ class Session:
     env_s: float = 0.0
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields of its requests that changed nothing, by their names."""
+    histories: Histories = field(default_factory=Histories)
+    """What its latest request was read as."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _keyed: tuple[Any, Sequence[Mapping[str, Any]], Sequence[str]] = (..., (), ())
     """Tools and messages of the latest request, with their keys."""
@@ -203,6 +206,9 @@ class SessionBook:
             env=env,
         )
         return session
+
+    def is_open(self, session_id: str) -> bool:
+        return session_id in self._open
 
     def get(self, session_id: str) -> Session:
         """ApiError when it is not open."""

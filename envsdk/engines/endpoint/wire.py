@@ -10,17 +10,20 @@ asked of them, and repeat whole messages.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.messages import FIRST, MessageFields, ignored_in
+from envsdk.engines.endpoint.growing import GrowingList
+from envsdk.engines.endpoint.messages import FIRST, read_message
 from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
 from envsdk.engines.tool_calls.formats import call_of
 
+COMPLETION_MAX_TOKENS = 16
+"""Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
 MAX_CHOICES = 128
 """Most replies to one prompt."""
 MAX_REPLIES = 1024
@@ -49,6 +52,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": (),
     "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -240,6 +244,9 @@ class SamplingFields(BaseModel):
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    default_max_tokens: ClassVar[int | None] = None
+    """Longest reply where a request says nothing; None leaves it to the context."""
+
     @property
     def longest_reply(self) -> int | None:
         """In tokens; None when the client leaves it open."""
@@ -252,6 +259,10 @@ class SamplingFields(BaseModel):
 
 class CompletionFields(SamplingFields):
     """`POST /v1/completions`."""
+
+    default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
+    prompt_field: ClassVar[str] = "prompt"
+    """What requests call the field `prompt`."""
 
     prompt: (
         str
@@ -319,13 +330,20 @@ class NamedTool(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[MessageFields], Field(min_length=1), FIRST]
+    messages: Annotated[list[Any], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    _conversation: Sequence[dict[str, Any]] = PrivateAttr(default=())
+
+    @property
+    def conversation(self) -> Sequence[dict[str, Any]]:
+        """The messages as chat templates read them. They stay as they are: later requests share them."""
+        return self._conversation
 
     @property
     def longest_reply(self) -> int | None:
@@ -373,24 +391,35 @@ class ChatFields(SamplingFields):
         return super()._structure()
 
 
-def read_chat(body: bytes) -> ChatFields:
-    """Raises ApiError."""
-    fields = _read(ChatFields, body)
+def read_chat(body: bytes, history: GrowingList | None = None) -> ChatFields:
+    """Raises ApiError. `history`: of the session."""
+    fields = read_fields(ChatFields, read_json(body))
     _check_chat(fields)
-    names_of_messages = [ignored_in(message, number) for number, message in enumerate(fields.messages)]
-    fields._ignored += tuple(name for names in names_of_messages for name in names)
+    fields._ignored += tuple(_take_messages(fields, history))
     return fields
 
 
 def chat_fields(
-    values: Mapping[str, Any], ignored: Iterable[str], *, is_cut_to_room: bool = False
+    values: Mapping[str, Any],
+    ignored: Iterable[str],
+    history: GrowingList | None = None,
+    *,
+    is_cut_to_room: bool = False,
 ) -> ChatFields:
     """The chat request that a request of another protocol means. Raises ApiError."""
     fields = validate(ChatFields, values)
     _check_chat(fields)
+    _take_messages(fields, history)
     fields._ignored = tuple(ignored)
     fields._is_cut_to_room = is_cut_to_room
     return fields
+
+
+def _take_messages(fields: ChatFields, history: GrowingList | None) -> Iterable[str]:
+    """The fields of messages that change nothing."""
+    read = (history or GrowingList()).read(fields.messages, read_message)
+    fields._conversation = [message for message, _ in read]
+    return [name for _, names in read for name in names]
 
 
 def _check_chat(fields: ChatFields) -> None:
@@ -414,7 +443,7 @@ def _check_chat(fields: ChatFields) -> None:
 
 def read_completion(body: bytes) -> CompletionFields:
     """Raises ApiError."""
-    fields = _read(CompletionFields, body)
+    fields = read_fields(CompletionFields, read_json(body))
     if fields.is_without_reply and not fields.echo:
         raise invalid("max_tokens", "`max_tokens` is 0, so that nothing would come back: give `echo` too")
     if len(fields.prompts) * fields.num_choices > MAX_REPLIES:
@@ -424,12 +453,18 @@ def read_completion(body: bytes) -> CompletionFields:
     return fields
 
 
-def _read(model: type[Parsed], body: bytes) -> Parsed:
-    values = read_json(body)
-    ignored: list[str] = []
+def read_fields(
+    model: type[Parsed],
+    values: dict[str, Any],
+    ignored: Iterable[str] = (),
+    *,
+    ignoring: Container[str] = _WITHOUT_EFFECT,
+) -> Parsed:
+    """The request in `values`; what changes nothing goes to `ignored`. Raises ApiError."""
+    ignored = [*ignored]
     for name in list(values):
         value = values[name]
-        if name in _WITHOUT_EFFECT:
+        if name in ignoring:
             del values[name]
             ignored += [name] if value is not None else []
         elif name in _NEUTRAL and (value is None or value in _NEUTRAL[name]):

@@ -4,7 +4,9 @@
                  |-> connection lost: asked again, from the start
 
 For collecting and evaluating: weights cannot be loaded. Tokens go and come as ids. A pause in mode
-`keep` stops reading: the server may sample ahead, which changes nothing, as its weights stay the same.
+`keep` stops reading: the server may sample ahead. With `protocol: generate` the server may get weights from
+elsewhere: it tells each token's version at the end of a reply. Tokens of a reply that is cut off before have
+the version that was known when it was asked for.
 
     engine = OpenAIEngine.create(EngineConfig(model=None, sequence_length=4096, strategy_config={
         "base_url": "http://127.0.0.1:8000/v1", "model": "Qwen/Qwen3-0.6B"}))
@@ -15,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Self
 
+import httpx2
 import numpy as np
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
@@ -36,13 +39,12 @@ from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off, events, http_client
 from envsdk.engines.front import EngineFront, settings_of
 from envsdk.engines.openai.settings import OpenAISettings
-from envsdk.engines.openai.wire import completion_body, read_event, why_inexpressible
+from envsdk.engines.openai.wire import VersionLabel, completion_body, read_event, why_inexpressible
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.engines.settings import api_key_of
+from envsdk.engines.vllm.translate import version_spans
 
-VERSION = 0
-"""Version of the weights: there is only one."""
 _BAD_REQUEST = {400, 422}
 """Statuses with which servers refuse a structure; everything else in a request was checked before."""
 _CERTAIN = -1e-4
@@ -64,7 +66,6 @@ class OpenAICore(TaskCore):
         )
         self.max_open = config.max_running
         self._settings = settings
-        self._url = settings.base_url.rstrip("/") + "/completions"
         self._http = http_client(
             api_key=api_key,
             connect_timeout_s=settings.connect_timeout_s,
@@ -77,6 +78,8 @@ class OpenAICore(TaskCore):
         self._heeds_biases: bool | None = None
         """Known after the first request that needs it."""
         self._checking_biases = asyncio.Lock()
+        self._version = 0
+        """Newest one that a reply was sampled under, as far as the server tells."""
         self._num_ended_tokens = 0
         self._num_prompt_tokens = 0
 
@@ -154,7 +157,10 @@ class OpenAICore(TaskCore):
         try:
             await self._ask_until_answered(reply)
         except ReplyRefused as error:
-            raise EngineError(f"engine `openai` cannot use its server: {error}") from error
+            hint = ""
+            if error.status == httpx2.codes.NOT_FOUND and self._settings.protocol == "generate":
+                hint = "; vLLM serves this path with `--enable-scale-out`, else set `protocol: completions`"
+            raise EngineError(f"engine `openai` cannot use its server: {error}{hint}") from error
         return reply.future.result()
 
     def why_refused(self, request: GenerationRequest) -> EngineFailure | None:
@@ -199,21 +205,30 @@ class OpenAICore(TaskCore):
 
     async def _ask(self, reply: Reply) -> None:
         """One request to the server. Ends `reply`, or raises Unavailable or ReplyRefused."""
-        request = reply.request
+        request, version = reply.request, self._version
         prompt_ids = request.prompt_ids.tolist()
         room = self._sequence_length - len(prompt_ids)
         body = completion_body(self._settings, request, min(request.sampling.max_new_tokens, room))
-        async with aclosing(events(self._http, self._url, body)) as messages:
+        async with aclosing(events(self._http, self._settings.url, body)) as messages:
             async for data in messages:
                 await self._flowing.wait()
                 if not reply.is_open:
                     continue
                 delta = read_event(data, prompt_ids=prompt_ids, with_logprobs=self.abilities.logprobs)
-                reply.take(delta.token_ids, delta.logprobs, VERSION)
+                reply.take(delta.token_ids, delta.logprobs, version)
+                if delta.weight_versions:
+                    self._learn_versions(reply, delta.weight_versions)
                 if delta.finish_reason is not None:
                     reply.end(delta.finish_reason)
         if reply.is_open:
             raise Unavailable("the reply ended without a finish_reason")
+
+    def _learn_versions(self, reply: Reply, labels: Sequence[VersionLabel]) -> None:
+        try:
+            reply.spans[:] = version_spans(labels, len(reply.token_ids))
+        except ValueError as error:
+            raise ReplyRefused(str(error)) from error
+        self._version = max(self._version, *(span.version for span in reply.spans))
 
     def ended(self, reply: Reply) -> None:
         self._num_ended_tokens += len(reply.token_ids)

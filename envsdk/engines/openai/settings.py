@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from envsdk.engines.settings import EngineSettings
 
 SET_BY_ENGINE = frozenset(
-    {"guided_choice", "guided_json", "guided_regex", "json_schema", "logprobs", "max_tokens", "min_p",
-     "model", "n", "prompt", "regex", "repetition_penalty", "response_format", "return_token_ids", "seed",
-     "stop_token_ids", "stream", "structural_tag", "structured_outputs", "temperature", "top_k", "top_p"}
+    {"detokenize", "guided_choice", "guided_json", "guided_regex", "json_schema", "logprobs", "max_tokens",
+     "min_p", "model", "n", "prompt", "regex", "repetition_penalty", "response_format", "return_token_ids",
+     "seed", "stop_token_ids", "stream", "structural_tag", "structured_outputs", "temperature", "top_k",
+     "top_p"}
 )  # fmt: skip
 """Fields of a request that follow from the run's own keys."""
 
@@ -23,6 +24,9 @@ class OpenAISettings(EngineSettings):
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")]
     """Where `/completions` is, such as `http://127.0.0.1:8000/v1`."""
+    protocol: Literal["completions", "generate"] = "completions"
+    """`generate` asks vLLM's `/inference/v1/generate` (`vllm serve --enable-scale-out`, since 0.30), beside
+    `/v1`: replies come with the versions of the weights that sampled each token."""
     model: Annotated[str, Field(min_length=1)]
     """Name of the model as the server knows it."""
     api_key_env: str | None = None
@@ -44,7 +48,7 @@ class OpenAISettings(EngineSettings):
     backoff_s: PositiveFloat = 0.5
     """Longest wait before the first retry; doubles with each, up to 30 s. A `Retry-After` is respected."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every request, such as `ignore_eos: true`."""
+    """Further fields of every request, such as `ignore_eos: true`; of `generate` its sampling parameters."""
 
     @field_validator("extra_body")
     @classmethod
@@ -52,6 +56,20 @@ class OpenAISettings(EngineSettings):
         if taken := sorted(SET_BY_ENGINE & fields.keys()):
             raise ValueError(f"{', '.join(taken)}: set by the engine from the run's own keys")
         return fields
+
+    @model_validator(mode="after")
+    def _generates_with_its_own_structures(self) -> Self:
+        if self.protocol == "generate" and self.structured_output not in ("none", "structured_outputs"):
+            raise ValueError("`protocol: generate` knows `structured_output: structured_outputs` alone")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        base = self.base_url.rstrip("/")
+        if self.protocol == "generate":
+            return base.removesuffix("/v1") + "/inference/v1/generate"
+        return base + "/completions"
 
     def identity(self) -> dict[str, Any]:
         return {"model": self.model, "extra_body": self.extra_body}

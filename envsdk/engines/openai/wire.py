@@ -1,8 +1,8 @@
-"""Pure: what is asked of `/completions`, and what its events say.
+"""Pure: what is asked of `/completions` or vLLM's `/inference/v1/generate`, and what their events say.
 
 The fields are those of OpenAI's completions with vLLM's additions `return_token_ids`, `stop_token_ids`,
-`top_k`, `min_p` and `repetition_penalty`. A prompt goes as token ids and comes back as token ids; text
-is never read.
+`top_k`, `min_p` and `repetition_penalty`; `generate` has those that shape the reply in `sampling_params`. A
+prompt goes as token ids and comes back as token ids; text is never read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,32 @@ class Delta:
     logprobs: Sequence[float]
     """As many as `token_ids`; NaN when none were asked for."""
     finish_reason: FinishReason | None
+    weight_versions: Sequence[VersionLabel] = ()
+    """Spans of the complete reply, where the server tells them: with its end."""
+
+
+class VersionLabel(BaseModel):
+    """Tokens `[start, end)` of a reply were sampled by weights with this label."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _TokenLogprob(BaseModel):
+    logprob: float
 
 
 class _Logprobs(BaseModel):
     token_logprobs: list[float | None] | None = None
+    content: list[_TokenLogprob] | None = None
+    """The same of `generate`."""
+
+    @property
+    def values(self) -> Sequence[float | None]:
+        if self.content is not None:
+            return [each.logprob for each in self.content]
+        return self.token_logprobs or []
 
 
 class _Choice(BaseModel):
@@ -45,13 +67,19 @@ class _Choice(BaseModel):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     text: str = ""
+    weight_versions: list[VersionLabel] | None = None
+    routed_experts: Any = None
+    sampling_mask: Any = None
 
 
 class _Event(BaseModel):
     choices: list[_Choice] = []
+    prompt_token_ids: list[int] | None = None
     error: Any = None
 
 
+_UNREAD = {"routed_experts": "return-routed-experts", "sampling_mask": "return-sampling-mask"}
+"""What a server adds to each reply, at the cost of far more bytes than its tokens, and by which option."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -64,16 +92,12 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
     sampling = request.sampling
     body = {
         **settings.extra_body,
-        "model": settings.model,
-        "prompt": [int(token) for token in request.prompt_ids],
         "max_tokens": max_tokens,
         **sampling.shape(),
         "top_k": sampling.top_k or -1,
         "repetition_penalty": 1.0,
         "stop_token_ids": list(sampling.stop_token_ids),
         "n": 1,
-        "stream": True,
-        "return_token_ids": True,
     }
     if sampling.structure is not None:
         body |= structure_fields(settings, sampling.structure)
@@ -83,7 +107,11 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
         body["seed"] = sampling.seed % 2**63
     if settings.logprobs != "none":
         body["logprobs"] = 0  # the sampled token's, and no alternatives
-    return body
+    prompt = request.prompt_ids.tolist()
+    head = {"model": settings.model, "stream": True, "return_token_ids": True}
+    if settings.protocol == "generate":
+        return {**head, "token_ids": prompt, "sampling_params": {**body, "detokenize": False}}
+    return {**head, "prompt": prompt, **body}
 
 
 def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
@@ -133,7 +161,13 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
     if not event.choices:
         return Delta((), (), None)
     choice = event.choices[0]
-    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(prompt_ids):
+    for name, option in _UNREAD.items():
+        if getattr(choice, name) is not None:
+            raise ReplyRefused(
+                f"the server sends `{name}`, which nothing here reads: start it without `--enable-{option}`"
+            )
+    returned = choice.prompt_token_ids if event.prompt_token_ids is None else event.prompt_token_ids
+    if returned is not None and returned != list(prompt_ids):
         raise ReplyRefused("the server changed the prompt: the prompt_token_ids it returned are others")
     reason = None
     if choice.finish_reason is not None:
@@ -147,13 +181,14 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
                 "does: text cannot be turned back into the tokens that were sampled"
             )
         return Delta((), (), reason)
-    return Delta(choice.token_ids, _logprobs(choice, len(choice.token_ids), with_logprobs), reason)
+    logprobs = _logprobs(choice, len(choice.token_ids), with_logprobs)
+    return Delta(choice.token_ids, logprobs, reason, choice.weight_versions or ())
 
 
 def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[float]:
     if not with_logprobs:
         return [math.nan] * count
-    given = (choice.logprobs and choice.logprobs.token_logprobs) or []
+    given = choice.logprobs.values if choice.logprobs is not None else ()
     values = [value for value in given if value is not None and math.isfinite(value)]
     if len(values) != count:
         raise ReplyRefused(

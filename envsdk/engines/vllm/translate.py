@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
         request_id=request_id,
         token_ids=token_ids,
         logprobs=logprobs,
-        version_spans=_version_spans(completion.weight_versions or (), len(token_ids)),
+        version_spans=version_spans(completion.weight_versions or (), len(token_ids)),
         finish_reason=reason,
         error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
     )
@@ -113,7 +114,7 @@ def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelt
         request_id=request_id,
         token_ids=token_ids[num_known:],
         logprobs=logprobs[num_known:],
-        version_spans=spans_within(_version_spans(completion.weight_versions, count), num_known, count),
+        version_spans=spans_within(version_spans(completion.weight_versions, count), num_known, count),
     )
 
 
@@ -127,10 +128,10 @@ def _tokens(completion: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     return token_ids, np.minimum(logprobs, 0.0)  # rounding may leave a certain token a hair above 0
 
 
-def _version_spans(spans: Any, num_tokens: int) -> tuple[VersionSpan, ...]:
-    """The labels of vLLM's spans are the versions they were published under."""
+def version_spans(spans: Any, num_tokens: int) -> tuple[VersionSpan, ...]:
+    """The labels of vLLM's spans are the versions they were published under. ValueError."""
     found = tuple(
-        VersionSpan(version=int(span.version), start=span.start, end=span.end)
+        VersionSpan(version=_version(span.version), start=span.start, end=span.end)
         for span in spans
         if span.end > span.start
     )
@@ -138,3 +139,13 @@ def _version_spans(spans: Any, num_tokens: int) -> tuple[VersionSpan, ...]:
     if covered != num_tokens:
         raise ValueError(f"vLLM's weight versions cover {covered} of {num_tokens} tokens")
     return found
+
+
+def _version(label: str) -> int:
+    if label == "default":  # nobody has labeled the weights yet
+        return 0
+    if not re.fullmatch(r"\d{1,18}", label):
+        raise ValueError(
+            f"vLLM's weights have the label `{label}`: label them with the number of their version"
+        )
+    return int(label)

@@ -19,6 +19,7 @@ from envsdk.base.display.terminal import say
 from envsdk.base.plugins import plugin_names
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.base.settings.nearest import did_you_mean
+from envsdk.base.store.atomic import write_atomically
 from envsdk.base.store.named_models import GROUP, is_named_model
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import (
@@ -118,6 +119,8 @@ async def serve_proxy(
         recorder = None
         if out is not None:
             recorder = stack.enter_context(SessionRecorder(out, model_name=config.model_name))
+            if not (tokenizer := out / "tokenizer.json").exists():  # the viewer reads token ids with it
+                write_atomically(tokenizer, chat.tokenizer_json().encode())
         on_ended, used = (None, None) if recorder is None else (recorder.add, recorder.used)
         endpoint = Endpoint(proxy, chat, config, on_ended=on_ended, used=used)
         await endpoint.start()

@@ -1,4 +1,4 @@
-"""A server for tests that speaks the completions protocol the way vLLM's source writes it.
+"""A server for tests that speaks the completions protocol and `/inference/v1/generate` as vLLM's source does.
 
 Its model is a table: the next token depends on the last one alone. It samples for real, so that its
 log-probabilities mean something, and it can be told to misbehave.
@@ -36,6 +36,14 @@ class Behavior:
     understands: str = "structured_outputs"
     """How it is told of structures; it passes over what it does not understand."""
     heeds_biases: bool = True
+    generates: bool = True
+    """Whether it has `/inference/v1/generate`."""
+    label: str = "default"
+    """Of its weights."""
+    relabel: dict[int, str] = field(default_factory=dict)
+    """Labels of the weights that come during a reply, by the number of its tokens before."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Further fields of a choice of `generate`."""
     slow_after: int = 10_000
     """Tokens of a reply after which each takes `token_s`."""
     token_s: float = 0.0
@@ -143,20 +151,23 @@ class _Handler(QuietHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         behavior = self.behavior
         behavior.bodies.append(body)
+        is_generate = self.path == "/inference/v1/generate" and behavior.generates
+        if is_generate:  # from here on as a completion, whose events are translated back
+            body = {**body["sampling_params"], "prompt": body["token_ids"], "stream": body["stream"]}
         if behavior.respond and behavior.respond.pop(0)(self, body):
             return
-        if self.path != "/v1/completions":
+        if self.path != "/v1/completions" and not is_generate:
             self.answer(404, {"detail": "Not Found"})
         elif behavior.api_key and self.headers["Authorization"] != f"Bearer {behavior.api_key}":
             self.answer(401, {"error": "Unauthorized"})
         else:
             try:
-                self.stream(body)
+                self.stream(body, generated if is_generate else chunk)
             except (BrokenPipeError, ConnectionResetError):
                 behavior.num_broken_off += 1
                 self.close_connection = True
 
-    def stream(self, body: dict[str, Any]) -> None:
+    def stream(self, body: dict[str, Any], write: Callable[[dict[str, Any]], str]) -> None:
         behavior = self.behavior
         try:
             if not behavior.heeds_biases:
@@ -167,10 +178,15 @@ class _Handler(QuietHandler):
             return
         self.begin_stream()
         prompt: list[int] | None = body["prompt"]
+        spans: list[dict[str, Any]] = []
         tokens = sample(body, grammar, processed=behavior.processed_logprobs)
         for count, (token, logprob) in enumerate(tokens, start=1):
             if count > behavior.slow_after:
                 time.sleep(behavior.token_s)
+            behavior.label = behavior.relabel.pop(count - 1, behavior.label)
+            if not spans or spans[-1]["version"] != behavior.label:
+                spans.append({"version": behavior.label, "start": count - 1})
+            spans[-1]["end"] = count
             is_stop = token in body["stop_token_ids"]
             reason = "stop" if is_stop else "length" if count == body["max_tokens"] else None
             is_left_out = is_stop and not behavior.includes_stop_token
@@ -191,7 +207,9 @@ class _Handler(QuietHandler):
                     "tokens": [] if is_left_out else [text],
                     "top_logprobs": [] if is_left_out else [{text: logprob}],
                 }
-            self.event(chunk(choice))
+            if write is generated:
+                choice |= {**behavior.extras, "weight_versions": None if reason is None else spans}
+            self.event(write(choice))
             prompt = None
             if reason is not None:
                 break
@@ -203,3 +221,16 @@ def chunk(choice: dict[str, Any]) -> str:
     """One event of vLLM's stream."""
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1_790_000_000, "model": "table"}
     return json.dumps({**head, "choices": [choice], "usage": None}, ensure_ascii=False)
+
+
+def generated(choice: dict[str, Any]) -> str:
+    """The same, of vLLM's `/inference/v1/generate`."""
+    choice = {name: value for name, value in choice.items() if name != "text"}
+    prompt = choice.pop("prompt_token_ids")
+    if choice["logprobs"] is not None:
+        pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+        told = [{"token_id": token, "logprob": value, "rank": 1} for token, value in pairs]
+        choice["logprobs"] = {"content": [each | {"top_logprobs": [each]} for each in told]}
+    head = {"request_id": "generate-tokens-1", "output_mode": "tokens", "usage": None}
+    head |= {} if prompt is None else {"prompt_token_ids": prompt}
+    return json.dumps({**head, "choices": [choice]})

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from envsdk.engines.endpoint import messages, wire
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.messages import template_messages
 from envsdk.engines.endpoint.record import message_keys
 from envsdk.engines.endpoint.sampling import SamplingRules, sampling_params
 from envsdk.engines.endpoint.wire import ChatFields, read_chat, read_completion
@@ -67,7 +66,7 @@ of_client = st.dictionaries(names.filter(lambda name: name not in KNOWN), json_v
 
 def sampled_from(fields: ChatFields) -> tuple[SamplingParams, list[int], list[str]]:
     """What decides the tokens of a reply, and which recorded line it continues."""
-    messages = template_messages(fields.messages)
+    messages = fields.conversation
     ids = CHAT.encode(CHAT.render(messages, tools=fields.tools))
     params = sampling_params(
         fields,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.messages import settled, template_messages
+from envsdk.engines.endpoint.growing import Histories
+from envsdk.engines.endpoint.messages import settled
 from envsdk.engines.endpoint.protocol import ReplyHead
 from envsdk.engines.endpoint.protocols.anthropic import MessagesWriter, error_body
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
@@ -32,7 +33,7 @@ arguments = st.dictionaries(
 
 def read(messages: Messages, **fields: Any) -> ChatFields:
     body = {"model": "policy", "max_tokens": 9, "messages": messages, **fields}
-    return read_messages(json.dumps(body).encode())
+    return read_messages(json.dumps(body).encode(), Histories())
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -106,13 +107,13 @@ def test_a_conversation_in_messages_is_the_same_conversation_in_chat(
     blocks = [{"type": "text", "text": text} for text in ([BILLING] if has_header else []) + [system or ""]]
     given = read(messages, system=blocks if has_header or not system else system)
     expected = read_chat(json.dumps({"model": "policy", "messages": chat}).encode())
-    assert template_messages(given.messages) == template_messages(expected.messages)
+    assert given.conversation == expected.conversation
     assert ("system[].x-anthropic-billing-header" in given.ignored) == has_header
 
 
 def test_a_system_prompt_of_text_loses_the_billing_header_alone() -> None:
     fields = read([user("hi")], system=f"{BILLING}\n\nYou are an agent.\nx-anthropic-billing-header: kept")
-    assert fields.messages[0].content == "You are an agent.\nx-anthropic-billing-header: kept"
+    assert fields.conversation[0]["content"] == "You are an agent.\nx-anthropic-billing-header: kept"
 
 
 def test_tools_and_settings_are_those_of_chat() -> None:
@@ -156,7 +157,7 @@ def test_unknown_fields_are_counted_by_name_and_change_nothing() -> None:
     assert set(fields.ignored) == {
         "metadata", "thinking", "betas", "messages[].mood", "messages[].content[].new"
     }  # fmt: skip
-    assert template_messages(fields.messages) == template_messages(plain.messages)
+    assert fields.conversation == plain.conversation
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
@@ -215,7 +216,7 @@ def test_system_messages_are_kept_where_they_stand_and_never_between_a_call_and_
         assert placed[: len(before)] == before
 
 
-HEAD = ReplyHead(unique="0f" * 12, created=0, token_text=str)
+HEAD = ReplyHead(unique="0f" * 12, created=0, model="policy", token_text=str)
 PROMPT = Prompt(ids=[1, 2, 3], new_ids=[1, 2, 3], parent=None, observation="")
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 
@@ -301,7 +302,7 @@ def test_an_answer_that_comes_back_continues_its_line(
     blocks = whole["content"]
     if drops_space:
         blocks = [block for block in blocks if block.get("text") is None or block["text"].strip()]
-    read_back = template_messages(read([user("hi"), {"role": "assistant", "content": blocks}]).messages)
+    read_back = read([user("hi"), {"role": "assistant", "content": blocks}]).conversation
     sampled: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         sampled["tool_calls"] = [

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.engines.endpoint import replying
 from envsdk.engines.endpoint.sampling import SamplingRules
 from tests.envsdk.engines.endpoint_models import QWEN_LIKE, qwen_like_chat
 from tests.envsdk.engines.test_endpoint_server import CALL, CHAT, HELLO, Served, serving
@@ -67,6 +68,35 @@ async def test_a_stream_has_all_events() -> None:
     assert "".join(delta.get("text", "") for delta in deltas) == "Wait."
     assert json.loads(deltas[-1]["partial_json"]) == {"where": "up"}
     assert told[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_a_stream_sends_pings_while_nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replying, "PING_S", 0.01)
+    async with serving(latency={"kind": "constant", "mean_s": 0.2}) as served:
+        kinds = [event["type"] for event in events(await ask(served, stream=True))]
+        chat = await served.chat(stream=True)
+    assert kinds[0] == "message_start"
+    assert kinds[1:4] == ["ping"] * 3
+    assert kinds[-1] == "message_stop"
+    assert "ping" not in chat.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("messages", {**ASKED, "top_pp": 1, "thinking": {"type": "disabled"}}),
+        ("responses", {"model": "policy", "input": "hi", "top_pp": 1, "store": True}),
+    ],
+)
+async def test_a_misspelled_field_is_named_once_in_the_log(
+    path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        await served.post("/sessions", {"id": "a"})
+        for _ in range(2):
+            assert (await served.post(f"/sessions/a/v1/{path}", body)).status_code == 200
+    (record,) = caplog.records
+    assert record.getMessage() == "`top_pp` of a request is not known and ignored: is `top_p` meant?"
 
 
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:

@@ -76,8 +76,9 @@ def requests(chat: ChatTokenizer) -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.parametrize("protocol", ["completions", "generate"])
 async def test_replies_over_the_endpoint_are_those_of_the_engine_behind_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    protocol: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = ChatTokenizer.load(folder)
     async with embedded(folder) as engine:
@@ -95,6 +96,7 @@ async def test_replies_over_the_endpoint_are_those_of_the_engine_behind_it(
                 strategy_config={
                     "base_url": endpoint.base_url(session),
                     "model": "tiny",
+                    "protocol": protocol,
                     "api_key_env": KEY,
                     "structured_output": "structured_outputs",
                 },

@@ -195,10 +195,8 @@ def test_a_tool_call_is_the_same_whatever_its_id_and_the_spaces_in_its_arguments
         message = {"role": "assistant", "content": None}
         return [{**message, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}]
 
-    from envsdk.engines.endpoint.messages import template_messages
-
     def key(messages: Messages) -> str:
-        return message_keys(template_messages(asked(messages).messages))[-1]
+        return message_keys(asked(messages).conversation)[-1]
 
     assert key(call('{"a": 1, "b": [2]}', "x")) == key(call('{"b":[2],"a":1}', "y"))
     assert key(call('{"a": 1}', "x")) != key(call('{"a": 2}', "x"))

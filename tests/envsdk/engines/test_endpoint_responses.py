@@ -21,10 +21,11 @@ from pydantic import BaseModel
 from envsdk.contracts.trajectory import VersionSpan
 from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.messages import template_messages
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.protocol import ReplyHead
 from envsdk.engines.endpoint.protocols.responses import RESPONSES, ResponsesWriter
-from envsdk.engines.endpoint.protocols.responses_request import read_responses
+from envsdk.engines.endpoint.protocols.responses_request import ResponsesRequest
+from envsdk.engines.endpoint.protocols.responses_request import read_responses as read_request
 from envsdk.engines.endpoint.record import Prompt, message_keys
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
@@ -41,11 +42,15 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits.", "form
 SPAWN = {"type": "function", "name": "spawn", "description": "", "parameters": {}}
 NAMESPACE = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [SPAWN]}
 TOOLS: list[Any] = [FUNCTION, PATCH, NAMESPACE, {"type": "web_search", "external_web_access": True}]
-HEAD = ReplyHead(unique="ab12", created=1, token_text=str)
+HEAD = ReplyHead(unique="ab12", created=1, model="policy", token_text=str)
 PROMPT = Prompt(ids=[1, 2, 3], new_ids=[1, 2, 3], parent=None, observation="")
 
 TEXT = st.text(alphabet='ab <>/\n{"}é漢', max_size=10)
 ARGUMENTS = st.dictionaries(st.sampled_from(["where", "n"]), TEXT | st.integers(), max_size=2)
+
+
+def read_responses(body: bytes) -> ResponsesRequest:
+    return read_request(body, Histories())
 
 
 def body(given: Any, **fields: Any) -> bytes:
@@ -115,7 +120,7 @@ def test_a_conversation_in_items_gives_the_messages_of_its_chat_form(
     items = [item for message in messages for item in items_of(message, in_parts=in_parts)]
     asked = read_responses(body(items)).fields
     same = read_chat(json.dumps({"model": "policy", "messages": messages}).encode())
-    assert template_messages(asked.messages) == template_messages(same.messages)
+    assert asked.conversation == same.conversation
 
 
 def written(name: str, arguments: dict[str, Any]) -> str:
@@ -235,9 +240,7 @@ def test_items_that_come_back_are_the_reply_that_was_recorded(text: str, is_cut:
     ]
     recorded: dict[str, Any] = {"role": "assistant", "content": answer.content}
     recorded |= {"tool_calls": calls} if calls else {}
-    again = template_messages(
-        read_responses(body([{"role": "user", "content": "go"}, *items])).fields.messages
-    )
+    again = read_responses(body([{"role": "user", "content": "go"}, *items])).fields.conversation
     assert len(again) == 2
     assert message_keys(again)[-1] == message_keys([again[0], recorded])[-1]
 
@@ -247,7 +250,7 @@ def test_tools_are_functions_for_the_policy() -> None:
         body("go", instructions="Be short.", tool_choice={"type": "custom", "name": "apply_patch"})
     )
     fields = asked.fields
-    assert [(message.role, message.content) for message in fields.messages] == [
+    assert [(message["role"], message["content"]) for message in fields.conversation] == [
         ("system", "Be short."),
         ("user", "go"),
     ]
@@ -257,7 +260,11 @@ def test_tools_are_functions_for_the_policy() -> None:
     assert patch["parameters"]["required"] == ["input"]
     assert spawn["name"] == "agents__spawn"
     assert [each["name"] for each in fields.callable_tools] == ["apply_patch"]
-    assert set(fields.ignored) == {"tools[].web_search", "tools[].external_web_access"}
+    assert set(fields.ignored) == {
+        "tools[].web_search",
+        "tools[].external_web_access",
+        "tools[].format",
+    }
 
 
 def test_what_is_not_known_is_counted_by_its_name() -> None:

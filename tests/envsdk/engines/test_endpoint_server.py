@@ -197,6 +197,31 @@ async def test_tools_are_called_whole_and_streamed() -> None:
     assert "<tool_call>" in ignored["message"]["content"]
 
 
+async def test_the_end_of_a_session_is_answered_again_as_it_was() -> None:
+    async with serving() as served:
+        for _ in range(2):
+            await served.post("/sessions", {"id": "a"})
+            await served.chat("/sessions/a")
+            first = await served.post("/sessions/a/end", {"reward": 0.5})
+            again = await served.post("/sessions/a/end", {"reward": 0.7})
+            assert (again.status_code, again.json()) == (200, first.json())
+        assert len(served.ended) == 2
+        assert (await served.post("/sessions/b/end", {})).status_code == 404
+
+
+async def test_the_log_says_once_that_requests_without_a_session_are_not_recorded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as served:
+        await served.post("/sessions", {"id": "a"})
+        await served.chat("/sessions/a")
+        assert not caplog.records
+        for _ in range(2):
+            await served.chat()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "answered and not recorded: open a session (`POST /sessions`)" in caplog.text
+
+
 async def test_a_session_records_tokens_through_tool_calls_and_becomes_a_trajectory() -> None:
     async with serving(reply=[CALL, HELLO]) as served:
         opened = (await served.post("/sessions", {"id": "one", "tag": "maze", "index": 7, "seed": 3})).json()
@@ -224,7 +249,8 @@ async def test_a_session_records_tokens_through_tool_calls_and_becomes_a_traject
     assert trajectory.total_reward == 0.5
     assert trajectory.success
     assert trajectory.outcome is Outcome.TERMINATED
-    assert [turn.observation for turn in trajectory.turns] == ["hello", "ice"]
+    tagged = "<tool_response>\nice\n</tool_response>"  # as the policy saw it
+    assert [turn.observation for turn in trajectory.turns] == ["hello", tagged]
     sampled = trajectory.tokens.response_mask == 1
     assert np.all(trajectory.tokens.behavior_logprobs[sampled] == -1.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -27,8 +28,9 @@ from envsdk.engines.engine import EngineConfig, ErrorKind, GenerationResult, Wei
 from envsdk.engines.engine_support.failures import MAX_BACKOFF_S, ReplyRefused, retry_after_s, wait_s
 from envsdk.engines.openai.engine import OpenAIEngine
 from envsdk.engines.openai.settings import SET_BY_ENGINE, OpenAISettings
-from envsdk.engines.openai.wire import completion_body, read_event, why_inexpressible
+from envsdk.engines.openai.wire import VersionLabel, completion_body, read_event, why_inexpressible
 from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
+from envsdk.engines.vllm.translate import version_spans
 from envsdk.testing.engine_structures import END_TOKEN, text_of
 from envsdk.testing.engine_structures import write_tokenizer as write_structure_tokenizer
 from envsdk.testing.engines import CoreSuite, until
@@ -67,14 +69,20 @@ class TestOpenAIConforms(CoreSuite):
             cls.server.behavior.token_s = 1.2 * cls.long_reply_s / (cls.long_reply - 30)
             yield
 
+    protocol = "completions"
+
     def config(self, **changes: Any) -> EngineConfig:
-        settings = {"base_url": self.server.base_url, "model": "table"}
+        settings = {"base_url": self.server.base_url, "model": "table", "protocol": self.protocol}
         settings["structured_output"] = "structured_outputs"
         changes["strategy_config"] = settings | dict(changes.get("strategy_config", {}))
         return EngineConfig(model=None, sequence_length=self.sequence_length, **changes)
 
     def weights(self) -> WeightReference:
         return {"weight": np.zeros(1, np.float32)}
+
+
+class TestGenerateConforms(TestOpenAIConforms):
+    protocol = "generate"
 
 
 def config_for(server: FakeServer, *, max_running: int = 8, **settings: Any) -> EngineConfig:
@@ -124,6 +132,92 @@ def test_a_prompt_goes_as_token_ids_with_all_that_shapes_the_distribution(server
         "top_p": 1.0, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.0, "stop_token_ids": [200],
         "seed": 11, "n": 1, "stream": True, "return_token_ids": True, "logprobs": 0,
     }  # fmt: skip
+
+
+def test_generate_is_asked_for_the_same_in_its_own_words(server: FakeServer) -> None:
+    settings = {"protocol": "generate", "extra_body": {"ignore_eos": True}}
+    asked: dict[str, Any] = {
+        "stop_token_ids": (200,),
+        "temperature": 0.5,
+        "changes": LogitChanges(bias=((5, 1.0),)),
+    }
+    assert one_reply(config_for(server, **settings), **asked).finish_reason is FinishReason.LENGTH
+    assert server.behavior.bodies[-1] == {
+        "model": "table", "token_ids": [3, 1, 4], "stream": True, "return_token_ids": True,
+        "sampling_params": {
+            "ignore_eos": True, "max_tokens": 6, "temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "stop_token_ids": [200], "seed": 11, "n": 1, "logprobs": 0,
+            "logit_bias": {"5": 1.0}, "frequency_penalty": 0.0, "presence_penalty": 0.0, "detokenize": False,
+        },
+    }  # fmt: skip
+
+
+def spans_of(result: GenerationResult) -> list[tuple[int, int, int]]:
+    return [(span.version, span.start, span.end) for span in result.version_spans]
+
+
+def test_each_token_has_the_version_that_the_server_sampled_it_under(server: FakeServer) -> None:
+    server.behavior.label = "7"
+
+    async def ask(engine: OpenAIEngine) -> None:
+        assert spans_of(await engine.submit(request("a"))) == [(7, 0, 6)]
+        server.behavior.relabel = {2: "8", 5: "12"}
+        assert spans_of(await engine.submit(request("b"))) == [(7, 0, 2), (8, 2, 5), (12, 5, 6)]
+        server.behavior.slow_after, server.behavior.token_s = 3, 0.02
+        running = engine.submit(request("c", max_new_tokens=50))
+        await until(
+            lambda: any(
+                reply.request.request_id == "c" and len(reply.token_ids) >= 3 for reply in engine.core.tasks
+            )
+        )
+        engine.abort(["c"])
+        cut = await running  # before the server told: not newer than what it was
+        assert spans_of(cut) == [(12, 0, len(cut.token_ids))]
+
+    play(config_for(server, protocol="generate"), ask)
+
+
+def test_weights_that_nobody_labeled_are_version_0_and_labels_that_are_no_number_are_refused(
+    server: FakeServer,
+) -> None:
+    assert spans_of(one_reply(config_for(server, protocol="generate"))) == [(0, 0, 6)]
+    server.behavior.label = "step-3"
+    with pytest.raises(EngineError, match="label `step-3`: label them with the number"):
+        one_reply(config_for(server, protocol="generate"))
+
+
+@given(st.lists(st.integers(1, 4), max_size=6), st.integers(0, 9), st.booleans())
+def test_versions_cover_a_reply_once_or_are_refused(lengths: list[int], first: int, is_whole: bool) -> None:
+    ends = list(itertools.accumulate(lengths))
+    labels = [
+        VersionLabel(version=str(first + number), start=end - length, end=end)
+        for number, (length, end) in enumerate(zip(lengths, ends, strict=True))
+    ]
+    num_tokens = sum(lengths) + (0 if is_whole else 1)
+    if not is_whole:
+        with pytest.raises(ValueError, match="cover"):
+            version_spans(labels, num_tokens)
+        return
+    versions = [
+        span.version for span in version_spans(labels, num_tokens) for _ in range(span.start, span.end)
+    ]
+    assert versions == [first + number for number, length in enumerate(lengths) for _ in range(length)]
+
+
+@pytest.mark.parametrize("name", ["routed_experts", "sampling_mask"])
+def test_what_nothing_reads_is_refused_by_name_at_the_start(name: str, server: FakeServer) -> None:
+    server.behavior.extras = {name: [[1, 2]]}
+    option = f"--enable-return-{name.replace('_', '-')}"
+    with pytest.raises(EngineError, match=f"`{name}`, which nothing here reads: start it without `{option}`"):
+        one_reply(config_for(server, protocol="generate"))
+
+
+def test_a_server_without_generate_and_structures_it_does_not_know_are_refused(server: FakeServer) -> None:
+    server.behavior.generates = False
+    with pytest.raises(EngineError, match=r"404: Not Found; .*`--enable-scale-out`, else set `protocol"):
+        one_reply(config_for(server, protocol="generate"))
+    with pytest.raises(ConfigurationError, match="knows `structured_output: structured_outputs` alone"):
+        OpenAIEngine.create(config_for(server, protocol="generate", structured_output="guided"))
 
 
 def test_connections_are_used_again(server: FakeServer) -> None:
@@ -300,7 +394,8 @@ def test_fields_that_the_engine_sets_are_refused_in_extra_body(server: FakeServe
             if structure is not None and why_inexpressible(settings, structure):
                 continue
             fields |= completion_body(settings, request(structure=structure), 6).keys()
-    assert fields == SET_BY_ENGINE
+    settings = OpenAISettings(base_url=server.base_url, model="table", protocol="generate")
+    assert fields | completion_body(settings, request(), 6)["sampling_params"].keys() == SET_BY_ENGINE
 
 
 def test_weights_are_refused(server: FakeServer) -> None:
@@ -420,7 +515,12 @@ def structuring(server: FakeServer, tmp_path: Path) -> FakeServer:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_server_is_told_of_a_structure_in_its_own_words(way: str, structuring: FakeServer) -> None:
+@pytest.mark.parametrize("protocol", ["completions", "generate"])
+def test_a_server_is_told_of_a_structure_in_its_own_words(
+    way: str, protocol: str, structuring: FakeServer
+) -> None:
+    if protocol == "generate" and way != "structured_outputs":
+        pytest.skip("it knows them by one name")
     structuring.behavior.understands = way
     structures = {"true|false": SCHEMA}
     if way != "response_format":
@@ -440,7 +540,7 @@ def test_a_server_is_told_of_a_structure_in_its_own_words(way: str, structuring:
             assert result.finish_reason is FinishReason.STOP
             assert re.fullmatch(expected.replace(".", r"\."), text_of(result.token_ids[:-1]))
 
-    play(config_for(structuring, structured_output=way), ask)
+    play(config_for(structuring, structured_output=way, protocol=protocol), ask)
 
 
 @pytest.mark.parametrize("way", WAYS)

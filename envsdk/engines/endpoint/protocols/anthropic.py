@@ -11,7 +11,12 @@ from typing import Any
 from envsdk.engines.endpoint.answering import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
-from envsdk.engines.endpoint.protocols.anthropic_request import FINISHED, UNFINISHED, read_messages
+from envsdk.engines.endpoint.protocols.anthropic_request import (
+    FINISHED,
+    UNFINISHED,
+    MessagesFields,
+    read_messages,
+)
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.reply_text import Part, ThoughtText
 
@@ -80,7 +85,7 @@ class MessagesWriter(ReplyWriter):
         self._stream.num_prompt_tokens = len(prompt.ids)
         message = self._message([], _usage(len(prompt.ids), None))
         message |= {"stop_reason": None, "stop_sequence": None}
-        return _event("message_start", message=message) + _event("ping")
+        return _event("message_start", message=message) + self.ping()
 
     def piece(self, index: int, piece: Piece) -> str:
         return self._write(self._stream.push(piece.text))
@@ -100,6 +105,9 @@ class MessagesWriter(ReplyWriter):
 
     def end(self, prompts: Sequence[Prompt], answers: Sequence[Answer]) -> str:
         return _event("message_stop")
+
+    def ping(self) -> str:
+        return _event("ping")
 
     def failed(self, error: ApiError) -> str:
         return server_sent(error_body(error), event="error")
@@ -189,8 +197,9 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 MESSAGES = Protocol(
-    path="/messages",
-    read=lambda body, head: MessagesWriter(fields=read_messages(body), head=head),
+    path="/v1/messages",
+    read=lambda body, head: MessagesWriter(fields=read_messages(body, head.histories), head=head),
+    fields=MessagesFields.model_fields,
     error_body=error_body,
     count_body=lambda num_tokens: {"input_tokens": num_tokens},
 )

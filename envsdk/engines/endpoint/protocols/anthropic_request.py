@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from envsdk.engines.endpoint.errors import unsupported
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import MAX_STOPS, OpenBody, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
@@ -119,7 +120,7 @@ class MessagesFields(OpenBody):
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
 
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1), FIRST]
+    messages: Annotated[list[Any], Field(min_length=1)]
     system: Annotated[list[TextBlock], FIRST, BeforeValidator(_blocks)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS), FIRST] | None = None
@@ -132,7 +133,14 @@ class MessagesFields(OpenBody):
     output_config: dict[str, Any] | None = None
 
 
-def read_messages(body: bytes) -> ChatFields:
+def _read_turn(given: Any, number: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """The chat messages that a message means, and its fields that change nothing."""
+    turn = validate(Turn, given, at=("messages", number))
+    messages = _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
+    return messages, unknown_in(turn, "messages[].")
+
+
+def read_messages(body: bytes, histories: Histories) -> ChatFields:
     """The chat request that this one means. Raises ApiError."""
     asked = validate(MessagesFields, read_json(body))
     ignored = unknown_in(asked)
@@ -140,8 +148,9 @@ def read_messages(body: bytes) -> ChatFields:
     system = [text for block in asked.system or () if (text := _without_billing(block.text, ignored))]
     if system:
         messages.append({"role": "system", "content": "\n".join(system)})
-    for turn in asked.messages:
-        messages += _of_assistant(turn) if turn.role == "assistant" else _of_others(turn)
+    for turn, names in histories["messages"].read(asked.messages, _read_turn):
+        messages += turn
+        ignored += names
     values: dict[str, Any] = {
         "model": asked.model,
         "messages": messages,
@@ -164,7 +173,7 @@ def read_messages(body: bytes) -> ChatFields:
             values["response_format"] = form
         elif setting is not None:
             ignored.append(f"output_config.{name}")
-    return chat_fields(values, ignored, is_cut_to_room=True)
+    return chat_fields(values, ignored, histories["chat"], is_cut_to_room=True)
 
 
 def _without_billing(text: str, ignored: list[str]) -> str:

@@ -16,6 +16,7 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.responses_request import (
     SEALED,
+    ResponsesFields,
     ResponsesRequest,
     Tool,
     in_responses,
@@ -223,8 +224,10 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
-    request = read_responses(body)
+    request = read_responses(body, head.histories)
     return ResponsesWriter(fields=request.fields, head=head, request=request)
 
 
-RESPONSES = Protocol(path="/responses", read=_read, error_body=error_body)
+RESPONSES = Protocol(
+    path="/v1/responses", read=_read, fields=ResponsesFields.model_fields, error_body=error_body
+)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import OpenBody, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
@@ -57,6 +59,10 @@ class MessageItem(Item):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Texts
+
+    @cached_property
+    def text(self) -> str:
+        return _text(self.content)
 
 
 class ReasoningItem(Item):
@@ -99,6 +105,10 @@ class ResultItem(Item):
     call_id: str
     output: Texts
 
+    @cached_property
+    def text(self) -> str:
+        return _text(self.output)
+
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
@@ -109,6 +119,16 @@ InputItem = Annotated[
     | Annotated[ResultItem, Tag("custom_tool_call_output")],
     Discriminator(lambda item: item.get("type", "message") if isinstance(item, dict) else None),
 ]
+
+
+class _Item(RootModel[InputItem]):
+    """Any of them."""
+
+
+def _read_item(given: Any, number: int) -> tuple[Item, list[str]]:
+    """The item, and its fields that change nothing."""
+    item = validate(_Item, given, at=("input", number)).root
+    return item, unknown_in(item, "input[].")
 
 
 class Tool(OpenBody):
@@ -134,7 +154,7 @@ class ResponsesFields(OpenBody):
     """`POST /v1/responses`."""
 
     model: str
-    input: Annotated[list[InputItem], Field(min_length=1), FIRST, BeforeValidator(
+    input: Annotated[list[Any], Field(min_length=1), BeforeValidator(
         lambda given: [{"role": "user", "content": given}] if isinstance(given, str) else given
     )]  # fmt: skip
     instructions: str | None = None
@@ -171,7 +191,7 @@ class ResponsesRequest:
     """Whether reasoning comes as `encrypted_content` too."""
 
 
-def read_responses(body: bytes) -> ResponsesRequest:
+def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
     """Raises ApiError, some with the field as the chat request has it: see `in_responses`."""
     values = read_json(body)
     for name, why in _REFUSED.items():
@@ -179,6 +199,8 @@ def read_responses(body: bytes) -> ResponsesRequest:
             raise unsupported(name, f"is not supported, since nothing is stored: {why}")
     asked = validate(ResponsesFields, values)
     ignored = unknown_in(asked)
+    items = histories["responses"].read(asked.input, _read_item)
+    ignored += [name for _, names in items for name in names]
     ignored += [f"include[].{name}" for name in asked.include or () if name != ENCRYPTED]
     tools: list[dict[str, Any]] = []
     names: dict[str, tuple[str | None, Tool]] = {}
@@ -188,10 +210,12 @@ def read_responses(body: bytes) -> ResponsesRequest:
             problem = f"two tools have the name `{name}`" if tool.name else "a tool has no name"
             raise invalid(f"tools[{number}]", problem)
         names[name] = namespace, tool
+        if tool.format and tool.format.get("definition"):
+            ignored.append("tools[].format")  # described, not enforced: the policy writes a call as JSON
         tools.append({"type": "function", "function": {"name": name, **_function(tool)}})
     chat: dict[str, Any] = {
         "model": asked.model,
-        "messages": _messages(asked, ignored),
+        "messages": _messages(asked.instructions, [item for item, _ in items], ignored),
         "max_tokens": asked.max_output_tokens,
         "stream": asked.stream,
         "temperature": asked.temperature,
@@ -202,7 +226,7 @@ def read_responses(body: bytes) -> ResponsesRequest:
         "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
     }
     return ResponsesRequest(
-        fields=chat_fields(chat, ignored, is_cut_to_room=True),
+        fields=chat_fields(chat, ignored, histories["chat"], is_cut_to_room=True),
         tools=names,
         echoed={name: values.get(name, default) for name, default in _ECHOED.items()},
         seals_reasoning=ENCRYPTED in (asked.include or ()),
@@ -241,20 +265,19 @@ def _text(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _messages(asked: ResponsesFields, ignored: list[str]) -> list[dict[str, Any]]:
+def _messages(instructions: str | None, items: Sequence[Item], ignored: list[str]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    if asked.instructions:
-        messages.append({"role": "system", "content": asked.instructions})
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
     place = 0
     """Place of the last item in the assistant's message: 1 reasoning, 2 text, 3 a call; 0 without one."""
-    for item in asked.input:
+    for item in items:
         match item:
             case ResultItem():
-                result = _text(item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": result})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
                 place = 0
             case MessageItem() if item.role != "assistant":
-                messages.append({"role": item.role, "content": _text(item.content)})
+                messages.append({"role": item.role, "content": item.text})
                 place = 0
             case ReasoningItem(written=""):
                 ignored.append("input[].encrypted_content")
@@ -277,7 +300,7 @@ def _add(message: dict[str, Any], item: ReasoningItem | MessageItem | CallItem) 
             else:  # empty, or cut
                 message["content"] = item.written
         case MessageItem():
-            message["content"] += _text(item.content)
+            message["content"] += item.text
         case CallItem():
             message.setdefault("tool_calls", []).append(item.call)
 
