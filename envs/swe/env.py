@@ -239,7 +239,10 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         hints = f"\n\n{task.hints_text.strip()}" if self._args.hints and task.hints_text.strip() else ""
         await self._leave()
         with staged(harness, task.problem_statement.strip() + hints, door) as stage:
-            await self._workshop.demand_unseen(task, tuple(harness.shown.values()))
+            folders = tuple(harness.shown.values())
+            if copies := await asyncio.to_thread(self._tasks.copies_in, folders, task):
+                problem = f"the harness {harness.name} shows its solution: {', '.join(copies[:3])}"
+                raise ConfigurationError(f"{task.instance_id}: {problem}")
             try:
                 workspace = self._workspace = self._open(state, None, stage.binds)
                 limit_s = self._args.time_limit_s

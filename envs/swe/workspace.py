@@ -23,7 +23,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.rewards.sandbox import (
     ExecEnd,
     Limits,
@@ -105,9 +104,6 @@ class Workshop:
         self._problems: dict[str, str] = {}
         """What validating a task has found, by its content; empty for a sound one."""
         self._verdicts: OrderedDict[tuple[str, bytes, bool], Evaluation] = OrderedDict()
-        self._copies: dict[tuple[str, Sequence[Path]], list[str]] = {}
-        """Files of folders that hold a piece of a task's solution, by its content and the folders."""
-        self._searching = threading.Lock()
         self._lock = threading.Lock()
 
     def open(
@@ -158,19 +154,6 @@ class Workshop:
             await self._problem(task, await self._probed())
             known = await asyncio.to_thread(known_hidden_bits, task)
         return known
-
-    async def demand_unseen(self, task: Task, folders: Sequence[Path]) -> None:
-        """Raises ConfigurationError: a copy of the solution lies in `folders`, which are shown besides."""
-
-        def search() -> list[str]:
-            key = task.content_hash(), folders
-            with self._searching:
-                if key not in self._copies:
-                    self._copies[key] = leaks({"": task.gold_patch}, folders, indexed=True)[""]
-            return self._copies[key]
-
-        if found := await asyncio.to_thread(search):
-            raise ConfigurationError(f"{task.instance_id}: the solution is in sight: {', '.join(found[:3])}")
 
     def close(self) -> None:
         """Remove every sandbox of loops that run on other threads. A loop that ends removes its own."""

@@ -28,6 +28,8 @@ from envsdk.rewards.sandbox.bubblewrap.system import interpreter
 
 INSTALLED = ".installed"
 """File in an installation's folder that is written last."""
+_MERGED = ("variables", "files")
+"""Keys whose entries are overridden one by one."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -84,7 +86,13 @@ def read_harness(given: str | Mapping[str, Any]) -> Harness:
     shipped = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
     name = values.get("name")
     if name in shipped:
-        values = {**tomllib.loads(shipped[str(name)].read_text(encoding="utf-8")), **values}
+        base = tomllib.loads(shipped[str(name)].read_text(encoding="utf-8"))
+        inner = {
+            key: {**base.get(key, {}), **values[key]}
+            for key in _MERGED
+            if isinstance(values.get(key), Mapping)
+        }
+        values = {**base, **values, **inner}
     elif "command" not in values:
         known = ", ".join(sorted(shipped))
         raise ConfigurationError(
