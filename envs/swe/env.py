@@ -49,7 +49,7 @@ from envsdk.rewards.sandbox.contract import WORKDIR
 HARNESS_BACKEND = "bubblewrap"
 """It runs programs of this machine, and gives each sandbox a socket of its own."""
 SHOWN_ERROR = 300
-"""Characters of a harness' last line."""
+"""Characters at the end of what a harness printed."""
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
@@ -413,8 +413,8 @@ def how_it_ended(name: str, ended: CommandResult) -> str:
     """One line about a harness that did not end by itself and well."""
     if ended.note:
         return ended.note.replace("The command", f"The harness {name}")
-    lines = ended.output.strip().splitlines() or ["it printed nothing"]
-    return f"The harness {name} ended with exit code {ended.returncode}: {lines[-1][:SHOWN_ERROR]}."
+    last = " ".join(ended.output.split())[-SHOWN_ERROR:] or "it printed nothing"
+    return f"The harness {name} ended with exit code {ended.returncode}: {last}."
 
 
 def lacks(*, harness: str | Mapping[str, Any] | None = None, **_: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from asyncio import StreamReader, StreamWriter
 
@@ -21,7 +22,7 @@ async def _copy(reader: StreamReader, writer: StreamWriter) -> None:
         writer.write_eof()
 
 
-async def _run(port: str, path: str, *command: str) -> int:
+async def _run(port: str, path: str, *command: str) -> None:
     async def lead(reader: StreamReader, writer: StreamWriter) -> None:
         try:
             inner, outer = await asyncio.open_unix_connection(path)
@@ -35,8 +36,8 @@ async def _run(port: str, path: str, *command: str) -> int:
     await asyncio.start_server(lead, "127.0.0.1", int(port))
     program = await asyncio.create_subprocess_exec(*command)
     code = await program.wait()
-    return code if code >= 0 else 128 - code
+    os._exit(code if code >= 0 else 128 - code)  # connections may still be open, of which nothing is to be said
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_run(*sys.argv[1:])))
+    asyncio.run(_run(*sys.argv[1:]))

@@ -42,7 +42,7 @@ def python(code: str) -> str:
 
 
 async def seen(folder: Path, attack: str, **config: Any) -> str:
-    """What an attack printed, by the second request of an episode that then submits nothing, and is paid so."""
+    """What an attack printed. Its episode then submits nothing, and is paid nothing."""
     (episode,) = await play(folder, agent(folder / "toy"), [attack, SUBMIT], **config)
     assert (episode.outcome, episode.total_reward) == (Outcome.TERMINATED, 0.0), episode.failure
     return episode.turns[1].observation
