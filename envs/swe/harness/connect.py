@@ -36,7 +36,8 @@ async def _run(port: str, path: str, *command: str) -> None:
     await asyncio.start_server(lead, "127.0.0.1", int(port))
     program = await asyncio.create_subprocess_exec(*command)
     code = await program.wait()
-    os._exit(code if code >= 0 else 128 - code)  # connections may still be open, of which nothing is to be said
+    # Connections may still be open, and closing them is not worth a word.
+    os._exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

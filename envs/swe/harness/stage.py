@@ -13,7 +13,7 @@ from envsdk.contracts.agent_door import AgentDoor, agent_variables
 from envsdk.envs.swe.harness.record import Harness
 
 PORT = 18423
-"""Of the endpoint, on the sandbox's own loopback."""
+"""Port of the endpoint, on the sandbox's own loopback."""
 FOLDER, SOCKET = "/run/harness", "/run/policy.socket"
 _CONNECT = Path(__file__).with_name("connect.py")
 
