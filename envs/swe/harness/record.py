@@ -82,7 +82,7 @@ class Harness(StrictSettings):
 
 def read_harness(given: str | Mapping[str, Any]) -> Harness:
     """The harness that a tag's `harness` names or describes. ConfigurationError for one that is none."""
-    values = {"name": given} if isinstance(given, str) else dict(given)
+    values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
     shipped = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
     name = values.get("name")
     if name in shipped:
