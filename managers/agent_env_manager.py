@@ -260,9 +260,19 @@ class LeasedEnvironment(SessionEnvironment):
     async def step(self, action: str) -> Mapping[str, Any]:
         return await self._alone(partial(self._host.step, action))
 
-    async def play(self, door: AgentDoor) -> Mapping[str, Any]:
-        """Have the environment's own program play the episode."""
-        return await self._alone(partial(self._host.play, door))
+    async def play(self, door: AgentDoor) -> None:
+        """Have the environment's own program play the episode. RuntimeError where the policy had no say."""
+        session, replies = self._session, self._session.record.replies
+
+        async def played() -> StepResult:
+            result = await self._host.play(door)
+            if session.engine_error or not replies:
+                why = result[-1].get("agent_error", "the program ended without a request")
+                raise RuntimeError(session.engine_error or why)
+            return result
+
+        await self._alone(played)
+        session.env_s = max(0.0, session.env_s - sum(reply.generate_s for reply in replies))
 
     async def _alone(self, call: Callable[[], Awaitable[StepResult]]) -> Mapping[str, Any]:
         if self.outcome is not None:
@@ -287,8 +297,6 @@ class LeasedEnvironment(SessionEnvironment):
     async def _step(self, call: Callable[[], Awaitable[StepResult]]) -> dict[str, Any]:
         before = time.perf_counter()
         self.observation, reward, terminated, truncated, info = await call()
-        if why := self._program_failure(info.get("agent_error", "")):
-            raise RuntimeError(why)
         self._num_steps += 1
         self._session.reward(reward, info.get("metrics"))
         truncated = truncated or (self._num_steps >= self._setup.max_turns and not terminated)
@@ -299,10 +307,6 @@ class LeasedEnvironment(SessionEnvironment):
             await self._hash_state()
         self._session.env_s += time.perf_counter() - before
         return {**await self.look(), "reward": reward, "terminated": terminated, "truncated": truncated}
-
-    def _program_failure(self, error: str) -> str:
-        """Why a program inside the environment could not play; empty where the policy had its say."""
-        return self._session.engine_error or ("" if self._session.record.replies else error)
 
     async def _hash_state(self) -> None:
         if self._setup.with_state_hashes:

@@ -30,6 +30,7 @@ async def test_what_a_program_leaves_is_graded_and_what_it_was_answered_is_the_t
     assert episode.turns[0].observation == TASK.problem_statement.strip()
     assert "spanset/spans.py" in episode.turns[1].observation
     assert episode.turns[-1].metrics["harness_succeeded"] == 1.0
+    assert episode.generate_s + episode.env_s <= episode.ended_at - episode.started_at
     (line,) = episode.segments()
     assert [turn.reply for turn in line.turns] == [bash("git ls-files"), GOLD, SUBMIT]
 
@@ -105,6 +106,15 @@ async def test_a_program_that_never_asks_is_a_failure_and_no_zero(tmp_path: Path
     assert episode.failure is not None
     assert (episode.failure.boundary, episode.failure.kind) == (Boundary.AGENT, "agent_failed")
     assert "bin/nothing: No such file or directory" in episode.failure.message
+
+
+async def test_a_program_that_ends_well_without_asking_is_a_failure_and_no_zero(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    lazy = {"name": "lazy", "folder": str(tmp_path / "empty"), "command": "true"}
+    (episode,) = await play(tmp_path, lazy, [SUBMIT])
+    assert episode.failure is not None
+    assert episode.failure.boundary is Boundary.AGENT
+    assert "ended without a request" in episode.failure.message
 
 
 async def test_a_program_whose_engine_fails_is_a_failure_of_the_engine(tmp_path: Path) -> None:
