@@ -300,10 +300,10 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 	@touch $@
 
 .PHONY: test-clients
-test-clients: $(INSTALLED) $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 4 GB; and SWE with its harnesses, in the cache, 1.5 GB
+test-clients: $(INSTALLED) $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 4 GB; and SWE with its harnesses, in the cache, 2 GB
 	$(CLIENTS_BIN)/python -m pytest tests/clients --ignore tests/clients/test_inspect_client.py
 	$(INSPECT_BIN)/python -m pytest tests/clients/test_inspect_client.py tests/clients/test_openai_client.py
-	for name in mini-swe-agent $$(command -v npm > /dev/null && echo claude-code codex); do \
+	for name in mini-swe-agent $$(command -v npm > /dev/null && echo claude-code codex opencode); do \
 		$(BIN)/python -m envsdk.envs.swe.harness $$name || exit 1; done
 	$(BIN)/python -m pytest -m clients tests/envs/swe/test_swe_harness_programs.py
 

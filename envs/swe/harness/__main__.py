@@ -20,7 +20,7 @@ class HarnessOptions(Options):
     """What `python -m envsdk.envs.swe.harness` takes."""
 
     name: Annotated[str, Argument("NAME")]
-    """A harness that ships: `mini-swe-agent`, `claude-code` or `codex`."""
+    """A harness that ships: `mini-swe-agent`, `claude-code`, `codex` or `opencode`."""
 
 
 def command(options: HarnessOptions) -> int:

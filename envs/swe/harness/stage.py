@@ -15,7 +15,7 @@ from envsdk.envs.swe.harness.record import Harness
 PORT = 18423
 """Port of the endpoint, on the sandbox's own loopback."""
 FOLDER, SOCKET = "/run/harness", "/run/policy.socket"
-_CONNECT = Path(__file__).with_name("connect.py")
+_PROGRAMS = [Path(__file__).with_name(name) for name in ("connect.py", "play_acp.py")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,11 @@ def staged(harness: Harness, task: str, door: AgentDoor) -> Iterator[Stage]:
     with tempfile.TemporaryDirectory(prefix="envsdk-harness-") as made:
         folder = Path(made)
         folder.chmod(0o755)
-        given = {"command": harness.command, "task": task, "connect.py": _CONNECT.read_text(encoding="utf-8")}
         (folder / "files").mkdir(mode=0o755)
-        for name, content in [
-            *given.items(),
-            *((f"files/{name}", text) for name, text in harness.files.items()),
-        ]:
+        given = {"command": harness.command, "task": task}
+        given |= {program.name: program.read_text(encoding="utf-8") for program in _PROGRAMS}
+        given |= {f"files/{name}": content for name, content in harness.files.items()}
+        for name, content in given.items():
             (folder / name).write_text(content, encoding="utf-8", errors="replace")
             (folder / name).chmod(0o644)
         command = ["python", "-I", f"{FOLDER}/connect.py", str(PORT), SOCKET, "bash", f"{FOLDER}/command"]

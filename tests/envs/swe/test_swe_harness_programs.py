@@ -17,7 +17,7 @@ from tests.envs.swe.harness_episodes import TASK, play
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 # Of the user's cache: that of these tests is another folder.
-PLACES = {name: read_harness(name).place for name in ("mini-swe-agent", "claude-code", "codex")}
+PLACES = {name: read_harness(name).place for name in ("mini-swe-agent", "claude-code", "codex", "opencode")}
 GOLD = gold_command(TASK.gold_patch)
 
 
@@ -72,3 +72,14 @@ async def test_codex_repairs_a_repository_by_responses(tmp_path: Path) -> None:
     (episode,) = await play(tmp_path, installed("codex"), steps)
     assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
     assert [len(segment.turns) for segment in episode.segments()] == [2]
+
+
+async def test_opencode_repairs_a_repository_by_the_agent_client_protocol(tmp_path: Path) -> None:
+    steps = [
+        {"match": "You are a title generator", "content": "Touching spans"},
+        call("bash", command=GOLD, description="repair"),
+        "Done.",
+    ]
+    (episode,) = await play(tmp_path, installed("opencode"), steps)
+    assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
+    assert sorted(len(segment.turns) for segment in episode.segments()) in ([2], [1, 2])  # a title, or none
