@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -96,6 +97,20 @@ async def test_the_time_limit_ends_a_program_with_all_its_processes(tmp_path: Pa
 
 def cmdlines() -> list[list[str]]:
     return [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+
+
+async def test_a_canceled_episode_ends_its_program(tmp_path: Path) -> None:
+    playing = asyncio.create_task(play(tmp_path, agent(tmp_path / "toy", "sleeps"), [GOLD]))
+
+    def runs() -> bool:
+        return any(str(tmp_path / "toy") in " ".join(cmdline) for cmdline in cmdlines())
+
+    while not runs():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert not runs()
 
 
 async def test_a_program_that_never_asks_is_a_failure_and_no_zero(tmp_path: Path) -> None:

@@ -233,6 +233,18 @@ async def test_a_door_that_is_flooded_closes_and_others_are_served_meanwhile(
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "turn_limit_reached")
 
 
+async def test_a_door_may_be_in_a_folder_whose_path_no_socket_address_holds(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    session = endpoint.sessions.open(rules=SamplingRules())
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    async with endpoint.door(session, folder / "door"):
+        (tmp_path / "short").symlink_to(folder)
+        async with client(tmp_path / "short" / "door", session) as http:
+            assert (await http.get("/v1/models")).status_code == 200
+
+
 async def test_a_door_holds_few_connections(endpoint: Endpoint, tmp_path: Path) -> None:
     session = endpoint.sessions.open(rules=SamplingRules())
     async with endpoint.door(session, tmp_path / "door"):
