@@ -17,6 +17,7 @@ from envsdk.contracts.trajectory import Outcome
 from envsdk.envs.swe.env import SWEEnv
 from envsdk.envs.swe.harness import read_harness
 from envsdk.envs.swe.observations import read_ending
+from tests.by_day import by_day
 from tests.envs.swe.harness_episodes import GOLD, TASK, agent, bash, play
 
 SUBMIT = "SUBMIT"
@@ -36,6 +37,7 @@ async def test_what_a_program_leaves_is_graded_and_what_it_was_answered_is_the_t
     assert [turn.reply for turn in line.turns] == [bash("git ls-files"), GOLD, SUBMIT]
 
 
+@pytest.mark.slow
 async def test_a_wrong_patch_is_paid_nothing(tmp_path: Path) -> None:
     (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [bash("echo x=1 >> spanset/spans.py"), SUBMIT])
     assert (episode.outcome, episode.success, episode.total_reward) == (Outcome.TERMINATED, False, 0.0)
@@ -61,7 +63,7 @@ async def test_compaction_and_helpers_are_lines_of_their_own(
     )
 
 
-@pytest.mark.parametrize("submits", [False, True])
+@pytest.mark.parametrize("submits", by_day([False], [False, True]))
 async def test_a_program_that_fails_is_truncated_and_graded_only_where_the_limit_is(
     tmp_path: Path, submits: bool
 ) -> None:
@@ -139,6 +141,7 @@ async def test_a_program_whose_engine_fails_is_a_failure_of_the_engine(tmp_path:
     assert episode.failure.boundary is Boundary.ENGINE
 
 
+@pytest.mark.slow
 async def test_a_patch_in_a_file_is_what_is_graded(tmp_path: Path) -> None:
     harness = {**agent(tmp_path / "toy"), "result": "/tmp/patch"}
     saves = bash("git diff > /tmp/patch && git checkout -q . && echo broken > spanset/spans.py")

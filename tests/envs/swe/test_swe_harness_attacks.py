@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from envsdk.contracts.trajectory import Outcome
+from envsdk.engines.endpoint import server
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session
@@ -22,6 +23,7 @@ from envsdk.engines.engine import EngineConfig
 from envsdk.engines.mock import MockEngine
 from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.envs.swe.harness.stage import PORT, SOCKET
+from tests.by_day import by_day
 from tests.envs.swe.harness_episodes import CHAT, GOLD, TASK, agent, bash, play
 
 SUBMIT = "SUBMIT"
@@ -110,11 +112,16 @@ async def test_hidden_tests_and_the_solution_are_not_there_while_a_harness_runs(
     assert (await seen(tmp_path, attack)).split() == ["1"]
 
 
-async def test_a_program_that_ends_its_harness_is_paid_nothing_and_masks_nothing(tmp_path: Path) -> None:
-    for attack in ("pkill -9 -f agent.py", "pkill -9 -f connect.py", "kill -9 -1"):
-        (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [GOLD, bash(attack), SUBMIT])
-        assert (episode.outcome, episode.failure) == (Outcome.TRUNCATED, None), attack
-        assert episode.total_reward == 0.0
+@pytest.mark.parametrize(
+    "attack",
+    by_day(["pkill -9 -f agent.py"], ["pkill -9 -f agent.py", "pkill -9 -f connect.py", "kill -9 -1"]),
+)
+async def test_a_program_that_ends_its_harness_is_paid_nothing_and_masks_nothing(
+    tmp_path: Path, attack: str
+) -> None:
+    (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [GOLD, bash(attack), SUBMIT])
+    assert (episode.outcome, episode.failure) == (Outcome.TRUNCATED, None)
+    assert episode.total_reward == 0.0
 
 
 async def test_replies_that_a_command_asks_for_count_against_the_limit_and_are_recorded(
@@ -145,13 +152,14 @@ async def test_what_a_sandbox_promises_holds_while_a_harness_runs(tmp_path: Path
     assert int(printed.split()[-1]) < 20
 
 
+@pytest.mark.slow
 async def test_limits_of_memory_and_processes_hold_for_all_of_a_harness(tmp_path: Path) -> None:
     hog = bash('python -c "held = [bytearray(64 << 20) for _ in range(40)]"; echo over')
     limits = {"memory_mb": 512, "processes": 40}
     (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [hog, SUBMIT], limits=limits)
     assert episode.failure is None
     assert episode.total_reward == 0.0
-    bomb = bash("for i in $(seq 100); do sleep 60 & done; jobs -p | wc -l")
+    bomb = bash("for i in $(seq 100); do sleep 60 > /dev/null 2>&1 & done; jobs -p | wc -l")
     (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [bomb, SUBMIT], limits=limits)
     assert episode.failure is None
     assert episode.total_reward == 0.0
@@ -206,8 +214,9 @@ async def test_a_key_is_refused_after_its_episode_and_at_the_doors_of_others(
 
 
 async def test_a_door_that_is_flooded_closes_and_others_are_served_meanwhile(
-    endpoint: Endpoint, tmp_path: Path
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "SPARE_REQUESTS", 100)
     flooded, other = (endpoint.sessions.open(rules=SamplingRules(max_replies=1)) for _ in range(2))
     served = 0
 
@@ -228,7 +237,7 @@ async def test_a_door_that_is_flooded_closes_and_others_are_served_meanwhile(
         assert answer.status_code == 200
         ended = await asyncio.gather(*floods, return_exceptions=True)
         assert all(isinstance(each, httpx2.TransportError) for each in ended)
-        assert served <= 1032
+        assert served <= 132
         refused = await http.post("/v1/chat/completions", json=ASKED)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "turn_limit_reached")
 
