@@ -34,8 +34,8 @@ from envsdk.engines.tool_calls.reading import ToolParser
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5
 """How long answers that are under way are waited for when the endpoint closes, seconds."""
-REQUESTS_PER_REPLY = 32
-SPARE_REQUESTS = 1000
+REQUESTS_PER_REPLY = 8
+SPARE_REQUESTS = 200
 """How many requests and connections one door takes: so many for each reply, and some more."""
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envsdk.base.registry import spec
+from envsdk.base.store.trajectories import read_trajectories
 from envsdk.contracts.env import Isolation
 from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.engines.engine import EngineConfig
@@ -22,6 +26,7 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.harness_env_manager import HarnessEnvManager
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.rollouts.play.local_runner import play_tasks
+from envsdk.tracking import read_metrics
 
 TASK = next(task for task in shipped_tasks() if task.instance_id == "spanset__touching")
 CHAT = scripted_chat()
@@ -90,3 +95,32 @@ async def play(
         await proxy.close()
         await served.close()
     return [played[number] for number in range(num_episodes)]
+
+
+def train(folder: Path, harness: Mapping[str, str]) -> list[Trajectory]:
+    """What two steps of the example were trained on, with these keys of `harness` and a hasty warm start."""
+    keys = [
+        f"custom_envs.{tag}.env_config.harness.{key}={json.dumps(value)}"
+        for tag in ("SWE", "SWEHeldOut")
+        for key, value in harness.items()
+    ]
+    short = [
+        "max_steps=2",
+        "eval_steps=2",
+        "save_steps=2",
+        "warm_start.num_episodes=16",
+        "warm_start.epochs=1",
+    ]
+    small = ["warm_start.num_layers=1", "val_env_manager.num_env_groups=1", "val_batch_size=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "envsdk.train", "agentic_swe_harness_async.yaml", *short, *small, *keys],
+        cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = folder / "runs" / "agentic_swe_harness_async"
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if "actor/loss" in row]
+    assert len(rows) == 2
+    # What the trainer computes for the tokens is what the engine said when it sampled them.
+    assert rows[0]["actor/logprob_gap_max"] < 1e-4
+    files = sorted((run / "trajectories").glob("step_*.parquet"))
+    return [trajectory for file in files for trajectory in read_trajectories(file)]

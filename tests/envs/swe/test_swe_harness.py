@@ -18,7 +18,7 @@ from envsdk.envs.swe.env import SWEEnv
 from envsdk.envs.swe.harness import read_harness
 from envsdk.envs.swe.observations import read_ending
 from tests.by_day import by_day
-from tests.envs.swe.harness_episodes import GOLD, TASK, agent, bash, play
+from tests.envs.swe.harness_episodes import GOLD, TASK, agent, bash, play, train
 
 SUBMIT = "SUBMIT"
 
@@ -208,3 +208,18 @@ def test_what_is_not_installed_is_said_before_a_run_with_the_command_that_instal
     words = " ".join(said.split())
     assert "run `python -m envsdk.envs.swe.harness mini-swe-agent`, or name its `folder`" in words
     assert "custom_envs.SWE.env_manager_cls HarnessEnvManager the environment's own" in words
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+def test_a_run_learns_from_all_lines_of_programs_in_sandboxes(tmp_path: Path) -> None:
+    harness = agent(tmp_path / "toy", "delegates")
+    trained = train(tmp_path, {key: harness[key] for key in ("folder", "command")})
+    assert len(trained) == 16
+    assert not any(trajectory.failure for trajectory in trained)
+    assert max(len(trajectory.segments()) for trajectory in trained) > 1
+    for trajectory in trained:
+        assert trajectory.tokens is not None
+        learned = sum(turn.response_end - turn.response_start for turn in trajectory.turns)
+        assert trajectory.tokens.response_mask.sum() == learned

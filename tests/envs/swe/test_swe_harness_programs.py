@@ -12,7 +12,7 @@ from envsdk.contracts.trajectory import Outcome
 from envsdk.envs.swe.env import gold_command
 from envsdk.envs.swe.harness import read_harness
 from envsdk.envs.swe.harness.record import INSTALLED
-from tests.envs.swe.harness_episodes import TASK, play
+from tests.envs.swe.harness_episodes import TASK, play, train
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
@@ -83,3 +83,12 @@ async def test_opencode_repairs_a_repository_by_the_agent_client_protocol(tmp_pa
     (episode,) = await play(tmp_path, installed("opencode"), steps)
     assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
     assert sorted(len(segment.turns) for segment in episode.segments()) in ([2], [1, 2])  # a title, or none
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+def test_the_example_trains_through_mini_swe_agent(tmp_path: Path) -> None:
+    trained = train(tmp_path, {"folder": installed("mini-swe-agent")["folder"]})
+    assert len(trained) == 16
+    assert not any(trajectory.failure for trajectory in trained)
