@@ -300,9 +300,12 @@ $(VERIFIERS_INSTALLED): pyproject.toml constraints-verifiers.txt
 	@touch $@
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 4 GB
+test-clients: $(INSTALLED) $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_INSTALLED) ## Play the endpoint with its clients and, where npm is, with agent programs, in .venv-clients, .venv-inspect and .venv-programs, 4 GB; and SWE with its harnesses, in the cache, 2 GB
 	$(CLIENTS_BIN)/python -m pytest tests/clients --ignore tests/clients/test_inspect_client.py
 	$(INSPECT_BIN)/python -m pytest tests/clients/test_inspect_client.py tests/clients/test_openai_client.py
+	for name in mini-swe-agent $$(command -v npm > /dev/null && echo claude-code codex opencode); do \
+		$(BIN)/python -m envsdk.envs.swe.harness $$name || exit 1; done
+	$(BIN)/python -m pytest -m clients tests/envs/swe/test_swe_harness_programs.py
 
 CLIENTS := anthropic langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
 PROGRAMS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@1.18.33

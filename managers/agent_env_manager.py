@@ -20,13 +20,15 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from envsdk.contracts.agent_door import AgentDoor, agent_variables
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.trajectory import Outcome, Trajectory
@@ -37,7 +39,7 @@ from envsdk.engines.endpoint.sessions import Session, SessionEnvironment
 from envsdk.engines.endpoint.trajectories import trajectory
 from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
-from envsdk.managers.env_host import EnvHost, EpisodeFailed
+from envsdk.managers.env_host import EnvHost, EpisodeFailed, StepResult
 from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup, TrajEnvManager, prompt_too_long
 
 MODEL_NAME = "policy"
@@ -56,21 +58,15 @@ class AgentEpisode:
     session_url: str
     """Prefix of the environment's routes, `GET /env` and `POST /env/step`; base URL for Anthropic clients."""
     model: str
-    env: SessionEnvironment
+    env: LeasedEnvironment
     """The same environment, for agents in this process."""
+    door: Callable[[Path], AbstractAsyncContextManager[None]]
+    """Serves the session's replies on a Unix socket: see `Endpoint.door`."""
 
     def variables(self) -> dict[str, str]:
         """Environment variables for an agent program. OpenAI's and Anthropic's clients read theirs."""
-        return {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_KEY": self.api_key,
-            "ANTHROPIC_BASE_URL": self.session_url,
-            "ANTHROPIC_AUTH_TOKEN": self.api_key,
-            "ANTHROPIC_MODEL": self.model,
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": self.model,
-            "ENVSDK_SESSION_URL": self.session_url,
-            "ENVSDK_MODEL": self.model,
-        }
+        variables = agent_variables(self.session_url, self.api_key, self.model)
+        return {**variables, "ENVSDK_SESSION_URL": self.session_url}
 
 
 class AgentEnvManager(TrajEnvManager):
@@ -82,6 +78,8 @@ class AgentEnvManager(TrajEnvManager):
 
     command: ClassVar[Sequence[str]] = ()
     """Program and arguments for `run_program`, once per episode."""
+    limits_replies: ClassVar[bool] = False
+    """Whether the tag's `max_steps` counts replies; otherwise it counts steps of the environment."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -146,9 +144,10 @@ class AgentEnvManager(TrajEnvManager):
                 is_fixed=True,
                 seed=order.policy_seed,
                 max_session_tokens=self._setup.max_episode_tokens,
+                max_replies=self._setup.max_turns if self.limits_replies else 0,
             ),
         )
-        env = _LeasedEnvironment(self._host, self._setup, session)
+        env = LeasedEnvironment(self._host, self._setup, session)
         session.env = env
         failure: Failure | None = None
         try:
@@ -159,6 +158,7 @@ class AgentEnvManager(TrajEnvManager):
                 session_url=endpoint.session_url(session),
                 model=MODEL_NAME,
                 env=env,
+                door=partial(endpoint.door, session),
             )
             failure = await self._failure_of(agent, env)
         except EpisodeFailed as failed:
@@ -168,7 +168,7 @@ class AgentEnvManager(TrajEnvManager):
             await env.close()
         return self._trajectory(session, env, failure)
 
-    async def _failure_of(self, agent: AgentEpisode, env: _LeasedEnvironment) -> Failure | None:
+    async def _failure_of(self, agent: AgentEpisode, env: LeasedEnvironment) -> Failure | None:
         """Run the agent until it returns or its environment breaks. Returns the failure, if any."""
         running = asyncio.ensure_future(self.run_agent(agent))
         broken = asyncio.ensure_future(env.broken.wait())
@@ -188,7 +188,7 @@ class AgentEnvManager(TrajEnvManager):
             raise error
         return Failure.from_exception(Boundary.AGENT, error, kind="agent_failed")
 
-    def _trajectory(self, session: Session, env: _LeasedEnvironment, failure: Failure | None) -> Trajectory:
+    def _trajectory(self, session: Session, env: LeasedEnvironment, failure: Failure | None) -> Trajectory:
         outcome = env.outcome or Outcome.TRUNCATED
         if failure is not None:
             failure = self._episode_failure(session, env, failure)
@@ -203,7 +203,7 @@ class AgentEnvManager(TrajEnvManager):
         )
         return trajectory(session.record, episode)
 
-    def _episode_failure(self, session: Session, env: _LeasedEnvironment, failure: Failure) -> Failure | None:
+    def _episode_failure(self, session: Session, env: LeasedEnvironment, failure: Failure) -> Failure | None:
         """The cause behind the agent's failure; None when the episode has an outcome anyway."""
         if failure.boundary is not Boundary.AGENT:
             self._host.discard()
@@ -224,7 +224,7 @@ class AgentEnvManager(TrajEnvManager):
         return failure
 
 
-class _LeasedEnvironment(SessionEnvironment):
+class LeasedEnvironment(SessionEnvironment):
     """Gives a session access to the manager's environment.
 
     reset -> step* -> close
@@ -263,11 +263,28 @@ class _LeasedEnvironment(SessionEnvironment):
         }
 
     async def step(self, action: str) -> Mapping[str, Any]:
+        return await self._alone(partial(self._host.step, action))
+
+    async def play(self, door: AgentDoor) -> None:
+        """Have the environment's own program play the episode. RuntimeError where the policy had no say."""
+        session, replies = self._session, self._session.record.replies
+
+        async def played() -> StepResult:
+            result = await self._host.play(door)
+            if session.engine_error or not replies:
+                why = result[-1].get("agent_error", "the program ended without a request")
+                raise RuntimeError(session.engine_error or why)
+            return result
+
+        await self._alone(played)
+        session.env_s = max(0.0, session.env_s - sum(reply.generate_s for reply in replies))
+
+    async def _alone(self, call: Callable[[], Awaitable[StepResult]]) -> Mapping[str, Any]:
         if self.outcome is not None:
             raise ApiError(409, "the episode is over", code="episode_over")
         if self._stepping is not None:
             raise ApiError(409, "another step is not answered yet", code="step_running")
-        self._stepping = asyncio.ensure_future(self._step(action))
+        self._stepping = asyncio.ensure_future(self._step(call))
         try:
             return await asyncio.shield(self._stepping)
         except EpisodeFailed as failed:
@@ -282,9 +299,9 @@ class _LeasedEnvironment(SessionEnvironment):
             if self._stepping.done():
                 self._stepping = None
 
-    async def _step(self, action: str) -> dict[str, Any]:
+    async def _step(self, call: Callable[[], Awaitable[StepResult]]) -> dict[str, Any]:
         before = time.perf_counter()
-        self.observation, reward, terminated, truncated, info = await self._host.step(action)
+        self.observation, reward, terminated, truncated, info = await call()
         self._num_steps += 1
         self._session.reward(reward, info.get("metrics"))
         truncated = truncated or (self._num_steps >= self._setup.max_turns and not terminated)

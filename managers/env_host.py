@@ -18,6 +18,7 @@ from typing import Any
 
 from envsdk.base.processes.call_watch import limit_name
 from envsdk.base.processes.interrupts import is_from_the_user
+from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Info, Isolation, TextEnv
 from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, show_object
 from envsdk.contracts.policy import EnvView
@@ -87,6 +88,10 @@ class EnvHost(EnvView):
 
     async def step(self, action: str) -> StepResult:
         return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))
+
+    async def play(self, door: AgentDoor) -> StepResult:
+        """`AsyncTextEnv.play`: the whole episode."""
+        return step_result(await self._call("play", self.blueprint.step_timeout_s, door=door))
 
     async def state_hash(self) -> str:
         """`TextEnv.state_hash` of the current state."""

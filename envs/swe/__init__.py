@@ -11,8 +11,8 @@ SPEC = EnvSpec(
     lists_tasks=True,
     # A task may have to be validated before it is trained on.
     reset_timeout_s=1800.0,
-    # The longest command and the evaluation, and the wait for a slot before each.
-    step_timeout_s=1800.0,
+    # All of a harness' episode, or the longest command; the evaluation, and the wait for a slot before each.
+    step_timeout_s=3600.0,
     description="Repair a repository by shell commands in a sandbox; hidden tests decide.",
     action_format=(
         "Reply with your reasoning and exactly one command, in the format that the first message shows."
@@ -20,6 +20,8 @@ SPEC = EnvSpec(
     ),
     local_arguments=("repositories", "backend", "backend_settings", "render_mode"),
     notes="envsdk.envs.swe.weak_tasks:notes",
+    program_argument="harness",
+    lacks="envsdk.envs.swe.env:lacks",
     needs=dict.fromkeys(("coverage", "packaging", "pytest"), "pip install 'envsdk[swe]'"),
 )
 

@@ -7,16 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymnasium.error import ResetNeeded
 from pydantic import Field
 
+from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.env import AsyncTextEnv, Info
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.engines.tool_calls.reading import attempt_metric
 from envsdk.envs.arguments import EnvArguments, keywords_of
+from envsdk.envs.swe.harness import read_harness, staged
 from envsdk.envs.swe.observations import (
     SHOWN_OUTPUT,
     SUBMIT_COMMAND,
@@ -32,10 +36,20 @@ from envsdk.envs.swe.task_list import SplitName, task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
-from envsdk.envs.swe.workspace import KEPT_OUTPUT_BYTES, Submitted, Workspace, shared_workshop
+from envsdk.envs.swe.workspace import (
+    KEPT_OUTPUT_BYTES,
+    CommandResult,
+    Submitted,
+    Workspace,
+    shared_workshop,
+)
 from envsdk.rewards.sandbox import Limits
 from envsdk.rewards.sandbox.contract import WORKDIR
 
+HARNESS_BACKEND = "bubblewrap"
+"""It runs programs of this machine, and gives each sandbox a socket of its own."""
+SHOWN_ERROR = 300
+"""Characters at the end of what a harness printed."""
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
@@ -91,6 +105,9 @@ class SWEArguments(EnvArguments):
     """Its own."""
     limits: Mapping[str, int] | None = None
     """Limits of each sandbox, where they differ from `envsdk.rewards.sandbox.Limits`."""
+    harness: str | Mapping[str, Any] | None = None
+    """An agent program that plays in the sandbox in place of single commands: its name, or a mapping of
+    `envsdk.envs.swe.harness.record.Harness`."""
     render_mode: str | None = None
     """None, or `ansi`: `render()` returns the last observation."""
 
@@ -147,6 +164,11 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         self._tasks = task_list(args.data, args.split, ids, args.num_tasks, args.repositories)
         self._workshop = shared_workshop(args.backend, args.backend_settings)
         self._limits = _limits(args.limits or {})
+        self._harness = None if args.harness is None else read_harness(args.harness)
+        if self._harness is not None and args.backend != HARNESS_BACKEND:
+            raise ValueError(
+                f"harness: plays in the sandboxes of `{HARNESS_BACKEND}`, not of `{args.backend}`"
+            )
         self._state: State | None = None
         self._workspace: Workspace | None = None
 
@@ -202,6 +224,43 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         self._state = state
         return state.observation, 0.0 + reward, state.terminated, state.truncated, info
 
+    async def play(self, door: AgentDoor) -> tuple[str, float, bool, bool, Info]:
+        """Have `harness` work in the sandbox until it ends or `time_limit_s` is over.
+
+        What it leaves is graded as a submission where it ends with exit code 0. Otherwise the episode is
+        truncated, and graded only with `submit_at_limit`.
+        """
+        state, harness = self._needed_state(), self._harness
+        if harness is None:
+            raise ValueError("SWE: play() is for environments with the argument `harness`")
+        if harness.lacks:
+            raise ConfigurationError(harness.lacks)
+        task = self._tasks.named(state.instance_id)
+        hints = f"\n\n{task.hints_text.strip()}" if self._args.hints and task.hints_text.strip() else ""
+        await self._leave()
+        with staged(harness, task.problem_statement.strip() + hints, door) as stage:
+            folders = tuple(harness.shown.values())
+            if copies := await asyncio.to_thread(self._tasks.copies_in, folders, task):
+                problem = f"the harness {harness.name} shows its solution: {', '.join(copies[:3])}"
+                raise ConfigurationError(f"{task.instance_id}: {problem}")
+            try:
+                workspace = self._workspace = self._open(state, None, stage.binds)
+                limit_s = self._args.time_limit_s
+                ended = await workspace.run(stage.script, timeout_s=limit_s, env=stage.env, waits=True)
+                submitted = ended.returncode == 0
+                work = None
+                if submitted or self._args.submit_at_limit:
+                    patch = await workspace.patch_in(harness.result) if harness.result else ""
+                    work = Submitted(patch=patch) if holds_diff(patch) else await workspace.changes()
+                info: Info = {"metrics": {"harness_succeeded": float(submitted)}}
+                if not submitted:
+                    info["agent_error"] = how_it_ended(harness.name, ended)
+                self._state, reward = await self._ended(state, work, submitted=submitted, info=info)
+            finally:
+                await self._leave()
+        state = self._state
+        return state.observation, reward, state.terminated, state.truncated, info
+
     async def _run(
         self, state: State, command: str, metrics: dict[str, float]
     ) -> tuple[State, Submitted | None]:
@@ -246,7 +305,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
             instance_id=task.instance_id,
             exit_status="Submitted" if submitted else "LimitsExceeded",
             resolved=resolved,
-            detail=describe(evaluation),
+            detail=" ".join(filter(None, (info.get("agent_error"), describe(evaluation)))),
             submission="" if work is None else await asyncio.to_thread(without_surrogates, work.patch),
         )
         told = counts(task, evaluation)
@@ -314,9 +373,9 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
             self._workspace = self._open(state, None)
         return self._workspace
 
-    def _open(self, state: State, files: bytes | None) -> Workspace:
+    def _open(self, state: State, files: bytes | None, binds: Mapping[str, Path] | None = None) -> Workspace:
         task = self._tasks.named(state.instance_id)
-        return self._workshop.open(task, self._limits, files, validates=self._args.validates)
+        return self._workshop.open(task, self._limits, files, validates=self._args.validates, binds=binds)
 
     async def _leave(self) -> None:
         workspace, self._workspace = self._workspace, None
@@ -348,6 +407,19 @@ def _limits(given: Mapping[str, int]) -> Limits:
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.evaluator import Evaluation
+
+
+def how_it_ended(name: str, ended: CommandResult) -> str:
+    """One line about a harness that did not end by itself and well."""
+    if ended.note:
+        return ended.note.replace("The command", f"The harness {name}")
+    last = " ".join(ended.output.split())[-SHOWN_ERROR:] or "it printed nothing"
+    return f"The harness {name} ended with exit code {ended.returncode}: {last}."
+
+
+def lacks(*, harness: str | Mapping[str, Any] | None = None, **_: Any) -> str:
+    """What is missing on this machine for these keywords, and how to get it."""
+    return "" if harness is None else read_harness(harness).lacks
 
 
 def describe(evaluation: Evaluation | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks import Task
+from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 
@@ -24,6 +26,8 @@ class TaskList:
 
     tasks: tuple[Task, ...]
     _by_id: Mapping[str, Task] = field(init=False, repr=False)
+    _copies: dict[Sequence[Path], Mapping[str, list[str]]] = field(default_factory=dict, repr=False)
+    _searching: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_id", {task.instance_id: task for task in self.tasks})
@@ -44,6 +48,14 @@ class TaskList:
 
     def named(self, instance_id: str) -> Task:
         return self._by_id[instance_id]
+
+    def copies_in(self, folders: Sequence[Path], task: Task) -> list[str]:
+        """Files of `folders` with a piece of the task's solution. They are read once, for all tasks."""
+        with self._searching:
+            if folders not in self._copies:
+                patches = {name: each.gold_patch for name, each in self._by_id.items()}
+                self._copies[folders] = leaks(patches, folders, indexed=True)
+        return self._copies[folders][task.instance_id]
 
 
 @lru_cache(maxsize=_LISTS_KEPT)

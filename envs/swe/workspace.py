@@ -24,7 +24,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
@@ -106,14 +107,20 @@ class Workshop:
         self._lock = threading.Lock()
 
     def open(
-        self, task: Task, limits: Limits, files: bytes | None = None, *, validates: bool = False
+        self,
+        task: Task,
+        limits: Limits,
+        files: bytes | None = None,
+        *,
+        validates: bool = False,
+        binds: Mapping[str, Path] | None = None,
     ) -> Workspace:
         """A workspace for `task`, with the files of `Workspace.snapshot` where they are given.
 
-        With `validates` its first command first finds out, once, whether the task can be graded, and raises
-        ConfigurationError for one that cannot.
+        `binds` are shown besides the task's own. With `validates` its first command first finds out, once,
+        whether the task can be graded, and raises ConfigurationError for one that cannot.
         """
-        return Workspace(self, task, limits, files, validates=validates)
+        return Workspace(self, task, limits, files, validates=validates, binds=binds or {})
 
     async def grade(self, task: Task, submitted: Submitted, *, strict: bool) -> Evaluation:
         """The verdict on a patch. The same patch of the same task is graded once, an empty one never.
@@ -156,11 +163,20 @@ class Workshop:
                 with contextlib.suppress(TimeoutError):
                     closing.result(_CLOSE_TIMEOUT_S)
 
-    async def start(self, task: Task, limits: Limits, files: bytes | None, *, validates: bool) -> Sandbox:
+    async def start(
+        self,
+        task: Task,
+        limits: Limits,
+        files: bytes | None,
+        *,
+        validates: bool,
+        binds: Mapping[str, Path],
+    ) -> Sandbox:
         here = await self._probed()
         if validates:
             await self._demand_sound(task, here)
-        sandbox = await here.backend.start(await prepare_image(task, here.backend), limits=limits)
+        image = await prepare_image(task, here.backend)
+        sandbox = await here.backend.start(replace(image, binds={**image.binds, **binds}), limits=limits)
         try:
             if files is not None:
                 await sandbox.unpack(files)
@@ -222,9 +238,17 @@ class Workspace:
     """The sandbox of one episode."""
 
     def __init__(
-        self, workshop: Workshop, task: Task, limits: Limits, files: bytes | None, *, validates: bool
+        self,
+        workshop: Workshop,
+        task: Task,
+        limits: Limits,
+        files: bytes | None,
+        *,
+        validates: bool,
+        binds: Mapping[str, Path],
     ) -> None:
         self._validates = validates
+        self._binds = binds
         self._workshop = workshop
         self._task = task
         self._limits = limits
@@ -233,10 +257,10 @@ class Workspace:
         self._sandbox: asyncio.Task[Sandbox] | None = None
         self._let_go: weakref.finalize[..., Any] | None = None
 
-    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
-        """Run a command in a new shell. Raises SandboxError when the sandbox fails."""
+    async def run(self, command: str, *, timeout_s: float, **how: Any) -> CommandResult:
+        """Run a command in a new shell, as `Sandbox.exec`. Raises SandboxError when the sandbox fails."""
         script = command.encode(errors="replace").decode()
-        result = await (await self._started()).exec(script, timeout_s=timeout_s)
+        result = await (await self._started()).exec(script, timeout_s=timeout_s, **how)
         if result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
@@ -250,6 +274,13 @@ class Workspace:
             elapsed_s=result.elapsed_s,
             num_bytes=result.total_bytes,
         )
+
+    async def patch_in(self, path: str) -> str:
+        """The text of a file that a program leaves; empty where it left none."""
+        try:
+            return (await (await self._started()).read(path)).decode(errors="replace")
+        except SandboxFileError:
+            return ""
 
     async def changes(self) -> Submitted:
         """What the files of the repository differ in from the start; leftovers do not count.
@@ -284,7 +315,9 @@ class Workspace:
     async def _started(self) -> Sandbox:
         if self._sandbox is None:
             starting = asyncio.create_task(
-                self._workshop.start(self._task, self._limits, self._files, validates=self._validates)
+                self._workshop.start(
+                    self._task, self._limits, self._files, validates=self._validates, binds=self._binds
+                )
             )
             # One that is dropped without `close` leaves nothing either.
             self._let_go = weakref.finalize(self, _abandon, starting, asyncio.get_running_loop())

@@ -175,6 +175,17 @@ def notes(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> list[str]:
         return [f"{env_spec.id}: {error}"]
 
 
+def lacks(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
+    """What is missing on this machine for an environment with these keywords, or wrong with them."""
+    if not env_spec.lacks:
+        return ""
+    describe: Callable[..., str] = load_object(env_spec.lacks)
+    try:
+        return describe(**{**env_spec.kwargs, **env_config})
+    except (ConfigurationError, TypeError, ValueError) as error:
+        return str(error)
+
+
 def load_entry_point(env_spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):

@@ -1,4 +1,4 @@
-"""What a tag leaves out and its environment knows: the limit of turns and the system prompt."""
+"""What a tag leaves out and its environment knows: the limit of turns, the system prompt, who plays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from envsdk.contracts.env import EnvSpec
 from envsdk.contracts.failures import ConfigurationError
 
 ORIGIN = "the environment's own"
+PLAYS_INSIDE = "HarnessEnvManager"
+"""The env manager of a tag whose environment runs a program of its own."""
 
 
 def fill_in(data: Mapping[str, Any]) -> dict[KeyPath, str]:
@@ -37,10 +39,12 @@ def _known(custom: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     env_config = custom.get("env_config") or {}
     wants_limit = custom.get("max_steps") is None
     wants_prompt = "agent_system_template" not in custom
-    if not isinstance(env_config, Mapping) or not (wants_limit or wants_prompt):
+    if not isinstance(env_config, Mapping):
         return
     with suppress(ConfigurationError):
         spec = environment_spec(str(custom.get("env_type")))
+        if custom.get("env_manager_cls") is None and env_config.get(spec.program_argument) is not None:
+            yield "env_manager_cls", PLAYS_INSIDE
         if wants_limit and (limit := turn_limit(spec, env_config)) is not None:
             yield "max_steps", limit
         if wants_prompt:

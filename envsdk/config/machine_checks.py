@@ -69,7 +69,10 @@ def _coming(name: str) -> str:
 def _packages(config: RunConfig) -> Iterator[Problem]:
     for tag, env in config.custom_envs.items():
         try:
-            commands = registry.missing(plugins.environment_spec(env.env_type))
+            spec = plugins.environment_spec(env.env_type)
+            commands = registry.missing(spec)
+            if not commands and (problem := registry.lacks(spec, env.env_config)):
+                yield Problem(("custom_envs", tag, "env_config"), problem)
         except ConfigurationError:
             continue  # `_tags` says so.
         if commands:

@@ -12,6 +12,8 @@ import gymnasium
 from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory
 
+from envsdk.contracts.agent_door import AgentDoor
+
 Observation = str
 Info = dict[str, Any]
 
@@ -104,6 +106,14 @@ class AsyncTextEnv(gymnasium.Env[str, str]):
     @abstractmethod
     async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
         """As `TextEnv.step`."""
+
+    async def play(self, door: AgentDoor) -> tuple[str, float, bool, bool, Info]:
+        """Play the episode by a program inside the environment, which asks the policy through `door`.
+
+        Called once, after `reset`, in place of all steps; returns what the last step would. Where the program
+        failed, `info` has `agent_error`, with why.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `play`")
 
     async def close(self) -> None:  # type: ignore[override]
         """Free everything. Idempotent."""
@@ -200,6 +210,11 @@ class EnvSpec:
     notes: str = ""
     """`package.module:function`, which makes sentences of the constructor's keywords. They are said before a
     run trains with these, and by `--explain`."""
+    program_argument: str = ""
+    """Argument of the constructor that has a program play inside the environment: see `AsyncTextEnv.play`."""
+    lacks: str = ""
+    """`package.module:function`, which says from the constructor's keywords what is missing on this machine,
+    and how to get it; empty where nothing is."""
     prompt: str | None = ""
     """`package.module:function`, which makes the policy's system prompt from the constructor's keywords: for
     environments whose task they decide. Without it the prompt is `description` and `action_format`. With None

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import socket
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 HEADERS_TIMEOUT_S = 20.0
 """Seconds in which a connection must send the headers of a request."""
@@ -26,6 +29,8 @@ MAX_BACKLOG = 128
 """Connections that may wait to be accepted. All of them are accepted at once, before one is served."""
 MAX_CONNECTIONS_SHARE = 0.5
 """Share of the files this process may open. One more connection closes the oldest without a request."""
+DOOR_CONNECTIONS = 16
+"""Most connections of one Unix socket."""
 
 
 class WebServer:
@@ -46,17 +51,11 @@ class WebServer:
         self._host = host
         self._port = port
         self._server = _Server(
-            uvicorn.Config(
+            _config(
                 app,
-                http=_Connection,
                 backlog=min(MAX_BACKLOG, max(16, _max_connections() // 4)),
-                timeout_keep_alive=KEEP_ALIVE_S,
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
                 timeout_graceful_shutdown=grace_s,
-                **{"ws": "none", **options},
+                **options,
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -87,6 +86,68 @@ class WebServer:
             await self._serving
 
 
+@contextlib.asynccontextmanager
+async def unix_door(app: Any, path: Path, *, most_requests: int) -> AsyncIterator[None]:
+    """Serve `app` on a new Unix socket, open to every user who can see it, while the block runs.
+
+    The socket closes for good after `most_requests` requests and connections together: a client that is not
+    trusted cannot keep this process busy. Requests that are under way at the end are cut off.
+    The file is the caller's to delete.
+    """
+    state, left = ServerState(), most_requests
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            close()
+
+    def close() -> None:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        count()
+        await app(scope, receive, send)
+
+    config = _config(counted)
+    config.load()
+
+    def connection() -> asyncio.Protocol:
+        count()
+        return _DoorConnection(config, state, {})
+
+    folder = os.open(path.parent, os.O_PATH)  # an address holds 107 bytes, a path may have more
+    try:
+        server = await asyncio.get_running_loop().create_unix_server(
+            connection, f"/proc/self/fd/{folder}/{path.name}", backlog=DOOR_CONNECTIONS
+        )
+    finally:
+        os.close(folder)
+    try:
+        os.chmod(path, 0o666)
+        yield
+    finally:
+        close()
+
+
+def _config(app: Any, **options: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        **{
+            "http": _Connection,
+            "timeout_keep_alive": KEEP_ALIVE_S,
+            "lifespan": "off",
+            "access_log": False,
+            "log_config": None,
+            "server_header": False,
+            "ws": "none",
+            **options,
+        },
+    )
+
+
 def check_address(host: str, port: int) -> None:
     """OSError when the address cannot be bound: before what takes long is loaded."""
     _bound(host, port).close()
@@ -115,12 +176,14 @@ class _Connection(H11Protocol):
                         -> too slow, or too many connections: closed
     """
 
+    most: ClassVar[int | None] = None
+    """Connections at once; None: the process's share of open files."""
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_OneWritePerTurn(transport, self.loop))  # type: ignore[arg-type]
         self._deadline = self.loop.call_later(HEADERS_TIMEOUT_S, self._close_unless_asked)
-        if len(self.connections) > _max_connections():
+        if len(self.connections) > (self.most or _max_connections()):
             self._make_room()
 
     def _make_room(self) -> None:
@@ -131,7 +194,7 @@ class _Connection(H11Protocol):
             for each in self.connections
             if isinstance(each, _Connection) and not each.transport.is_closing()
         ]
-        if len(still_open) > _max_connections():
+        if len(still_open) > (self.most or _max_connections()):
             waiting = (each for each in still_open if each._waits)
             min(waiting, key=lambda each: each._expires_at).transport.abort()
 
@@ -164,6 +227,10 @@ class _Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+class _DoorConnection(_Connection):
+    most = DOOR_CONNECTIONS
 
 
 class _OneWritePerTurn:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.env import AsyncTextEnv, Info, TextEnv
 
 T = TypeVar("T")
@@ -126,6 +127,10 @@ class SyncEnv(TextEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         return self._run(self.asynchronous.step(action))
+
+    def play(self, door: AgentDoor) -> tuple[str, float, bool, bool, Info]:
+        """As `AsyncTextEnv.play`."""
+        return self._run(self.asynchronous.play(door))
 
     def close(self) -> None:
         if self._thread is None or not self._thread.is_stuck:

@@ -33,7 +33,7 @@ GRACE_S = 3.0
 _SAMPLE_S = 0.2
 """Long enough to see which thread uses the processor."""
 
-_VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close")
+_VERBS = ("start", "reset", "step", "state_hash", "oracle", "legal_actions", "close", "play")
 _STEP = _VERBS.index("step")
 _DUE, _VERB, _LIMIT, _THREAD, _IS_INLINE, _TURNS = range(6)
 _WIDTH = 6

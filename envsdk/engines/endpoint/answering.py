@@ -34,7 +34,7 @@ from envsdk.engines.endpoint.recent import Messages, RecentMessages
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.reply_text import ReplyText
-from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules, sampling_params
+from envsdk.engines.endpoint.sampling import ContextFull, RepliesUsedUp, SamplingRules, sampling_params
 from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
 from envsdk.engines.engine import (
@@ -265,6 +265,8 @@ class Answerer:
                 f"cannot be forced on a model that calls as `{self._reader.calls.name}`: use `auto`",
             )
         try:
+            if session is not None and 0 < rules.max_replies <= session.num_begun:
+                raise RepliesUsedUp(rules.max_replies)
             if session is not None and 0 < rules.max_session_tokens <= session.record.num_tokens:
                 raise ContextFull(
                     f"the {session.record.num_tokens} of this episode",
@@ -272,7 +274,7 @@ class Answerer:
                     longest_reply=1,
                     sequence_length=rules.max_session_tokens,
                 )
-            return sampling_params(
+            params = sampling_params(
                 fields,
                 rules,
                 num_prompt_tokens=len(prompt.ids),
@@ -286,6 +288,9 @@ class Answerer:
             if session is not None:
                 session.full = full
             raise
+        if session is not None:
+            session.num_begun += 1
+        return params
 
     async def answer(
         self,
@@ -350,6 +355,7 @@ class Answerer:
             session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(read))
             session.record.add(recorded, key=key)
+            session.engine_error = ""
         num_shown = len(text.whole) - len(held_back)
         return Answer(
             content=read.shown,

@@ -26,6 +26,16 @@ class SamplingRules(SamplingShape):
     """Seed of the session: each reply gets a seed from it unless the request names one."""
     max_session_tokens: int = 0
     """Tokens of all lines, each counted once, from which on no reply is sampled; 0: no limit."""
+    max_replies: int = 0
+    """Replies from which on none is sampled; 0: no limit."""
+
+
+class RepliesUsedUp(ApiError):
+    """The session may not ask again. Clients do not repeat a request that is forbidden."""
+
+    def __init__(self, max_replies: int) -> None:
+        message = f"this session's {max_replies} replies are used up: its episode is over"
+        super().__init__(403, message, code="turn_limit_reached")
 
 
 class ContextFull(ApiError):

@@ -13,10 +13,13 @@ Without TLS: bind it to other interfaces than loopback only inside a network you
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from envsdk.base.net.web_server import WebServer
+from envsdk.base.net.web_server import WebServer, unix_door
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.answering import Answerer
@@ -31,6 +34,9 @@ from envsdk.engines.tool_calls.reading import ToolParser
 MIN_TOKEN_LENGTH = 16
 GRACE_S = 5
 """How long answers that are under way are waited for when the endpoint closes, seconds."""
+REQUESTS_PER_REPLY = 8
+SPARE_REQUESTS = 200
+"""How many requests and connections one door takes: so many for each reply, and some more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,24 @@ class Endpoint:
 
     def session_url(self, session: Session) -> str:
         return f"{self.url}/sessions/{session.session_id}"
+
+    @asynccontextmanager
+    async def door(self, session: Session, socket: Path) -> AsyncIterator[None]:
+        """Serve this session's replies, and nothing else, on a Unix socket of its own while the block runs.
+
+        A program that is not trusted may have it: rewards, the environment, the session's end and other
+        sessions are out of its reach. It asks at `/v1`, with the session's key.
+        """
+        prefix = f"/sessions/{session.session_id}"
+
+        async def replies_only(scope: Any, receive: Any, send: Any) -> None:
+            path = scope["path"]
+            inner = path if path == "/" or path.startswith("/v1/") else "/v1/"
+            await self._app.asgi({**scope, "path": prefix + inner.rstrip("/")}, receive, send)
+
+        most_requests = session.rules.max_replies * REQUESTS_PER_REPLY + SPARE_REQUESTS
+        async with unix_door(replies_only, socket, most_requests=most_requests):
+            yield
 
     async def wait_closed(self) -> None:
         """Until the server ends."""

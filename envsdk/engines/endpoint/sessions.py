@@ -70,7 +70,9 @@ class Session:
     full: ContextFull | None = None
     """Failure of the latest request that found no room in the context."""
     engine_error: str = ""
-    """Why the latest reply that no engine could finish was not."""
+    """Why no engine could finish the latest reply; empty where one did."""
+    num_begun: int = 0
+    """Replies that were sampled, or began to be."""
     env_s: float = 0.0
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields of its requests that changed nothing, by their names."""

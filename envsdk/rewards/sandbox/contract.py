@@ -170,6 +170,7 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes = b"",
+        waits: bool = False,
     ) -> ExecResult:
         """Run a bash script of any length in a new shell; never raises for what the script does.
 
@@ -182,6 +183,7 @@ class Sandbox(Protocol):
             env: Added to the image's.
             cwd: Absolute path inside; None is the image's `workdir`.
             stdin: Standard input, a pipe: what has been read from it is nowhere else inside.
+            waits: It waits for something outside most of the time, so it takes none of the backend's slots.
         """
         ...
 

@@ -15,6 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,7 @@ class BubblewrapBackend:
         owner = prepared.shared.owner
         for number, (inside, named) in enumerate(sorted(image.binds.items())):
             source = named.absolute()
-            readable = not owner.is_root or _readable_by_others(source)
+            readable = not owner.is_root or _is_open(source, source.stat().st_ctime_ns)
             binds[inside] = source if readable else owned_copy(source, folder / f"bind-{number}", owner)
         stage = folder / "stage"
         for name in ("", "tree", "tmp", "base", "etc"):
@@ -259,6 +260,12 @@ def _cgroup(prepared: _Prepared, name: str, limits: Limits) -> Cgroup | None:
     with contextlib.suppress(OSError):
         return prepared.cgroups.create(prepared.lease.name, name, limits)
     return None
+
+
+@lru_cache(maxsize=1024)
+def _is_open(path: Path, changed_ns: int) -> bool:
+    """Whether every user may read all of it; looked at once, until `path` itself changes."""
+    return _readable_by_others(path)
 
 
 def _readable_by_others(path: Path) -> bool:

@@ -1,0 +1,105 @@
+"""A harness: an agent program, how it is installed, and how it is started.
+
+Those that ship are the files `NAME.toml` beside this module.
+
+env_config: {harness: mini-swe-agent}
+env_config: {harness: {name: mini-swe-agent, variables: {MSWEA_COST_TRACKING: default}}}
+env_config: {harness: {command: '"$HARNESS/bin/mine" < "$HARNESS_TASK"', folder: /opt/mine}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from envsdk.base.settings.nearest import did_you_mean
+from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.swe.tasks.runtime import swe_cache
+from envsdk.rewards.sandbox.bubblewrap.system import interpreter
+
+INSTALLED = ".installed"
+"""File in an installation's folder that is written last."""
+_MERGED = ("variables", "files")
+"""Keys whose entries are overridden one by one."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Harness(StrictSettings):
+    """One agent program. Its keys in a tag's `harness` override those of the harness called `name`."""
+
+    name: str = "harness"
+    """What messages call it; the name of one that ships, whose other keys it then has."""
+    install: str = ""
+    """Bash script that installs it into the current folder, with this Python as `$PYTHON`."""
+    folder: Path | None = None
+    """Where it is installed; a folder of the cache, made by `install`, when absent."""
+    command: str = Field(min_length=1)
+    """Bash script that plays one episode, in the repository. `$HARNESS` is the installation, `$HARNESS_TASK`
+    a file with the issue, `$HARNESS_FILES` the folder of `files`, `$ENVSDK_MODEL` the model."""
+    variables: Mapping[str, str] = Field(default_factory=dict)
+    """More environment variables. OpenAI's and Anthropic's clients find the policy by theirs."""
+    files: Mapping[str, str] = Field(default_factory=dict)
+    """Files that it is given, such as its configuration: contents by name."""
+    result: str = ""
+    """File that it leaves its patch in; when absent, or not written, the changed files are the patch."""
+
+    @property
+    def place(self) -> Path:
+        """The folder of its installation, which may not be there."""
+        if self.folder is not None:
+            return self.folder.expanduser().absolute()
+        digest = hashlib.sha256(f"{self.install}\0{sys.version}".encode()).hexdigest()[:12]
+        return (swe_cache() / "harnesses" / f"{self.name}-{digest}").absolute()
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot be started here; empty where it can."""
+        if self.folder is not None:
+            return "" if self.place.is_dir() else f"harness {self.name}: there is no folder {self.place}"
+        if not self.install or (self.place / INSTALLED).is_file():
+            return ""
+        how = f"python -m envsdk.envs.swe.harness {self.name}"
+        return f"harness {self.name} is not installed: run `{how}`, or name its `folder`"
+
+    @property
+    def shown(self) -> dict[str, Path]:
+        """The folders that its sandbox shows for it, by their place inside."""
+        if self.folder is None and not self.install:
+            return {}
+        python = self.place / "bin" / "python"
+        folders = [self.place, *(interpreter(python).outside_usr if python.exists() else ())]
+        return {str(folder): folder for folder in folders}
+
+
+def read_harness(given: str | Mapping[str, Any]) -> Harness:
+    """The harness that a tag's `harness` names or describes. ConfigurationError for one that is none."""
+    values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
+    shipped = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
+    name = values.get("name")
+    if name in shipped:
+        base = tomllib.loads(shipped[str(name)].read_text(encoding="utf-8"))
+        inner = {
+            key: {**base.get(key, {}), **values[key]}
+            for key in _MERGED
+            if isinstance(values.get(key), Mapping)
+        }
+        values = {**base, **values, **inner}
+    elif "command" not in values:
+        known = ", ".join(sorted(shipped))
+        raise ConfigurationError(
+            f"harness: there is no harness {name!r}; give its `command`, or one of {known}."
+            f"{did_you_mean(str(name), list(shipped))}"
+        )
+    harness = validated(Harness, values, "harness")
+    if wrong := [name for name in harness.files if not _FILE_NAME.fullmatch(name)]:
+        raise ConfigurationError(f"harness: files: {wrong[0]!r} is not the name of a file")
+    return harness

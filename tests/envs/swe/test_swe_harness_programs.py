@@ -1,0 +1,94 @@
+"""The harnesses that ship, unchanged, in real sandboxes: `make test-clients` installs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envsdk.contracts.trajectory import Outcome
+from envsdk.envs.swe.env import gold_command
+from envsdk.envs.swe.harness import read_harness
+from envsdk.envs.swe.harness.record import INSTALLED
+from tests.envs.swe.harness_episodes import TASK, play, train
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+
+# Of the user's cache: that of these tests is another folder.
+PLACES = {name: read_harness(name).place for name in ("mini-swe-agent", "claude-code", "codex", "opencode")}
+GOLD = gold_command(TASK.gold_patch)
+
+
+def installed(name: str, **keys: Any) -> dict[str, Any]:
+    if not (PLACES[name] / INSTALLED).is_file():
+        pytest.skip(f"needs {name}: make test-clients")
+    return {"name": name, "folder": str(PLACES[name]), **keys}
+
+
+def call(name: str, **arguments: Any) -> Mapping[str, Any]:
+    return {"tool_calls": [{"name": name, "arguments": arguments}]}
+
+
+async def test_mini_swe_agent_repairs_a_repository_and_is_paid(tmp_path: Path) -> None:
+    submit = call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    steps = [call("bash", command="git ls-files"), call("bash", command=GOLD), submit]
+    (episode,) = await play(tmp_path, installed("mini-swe-agent"), steps)
+    assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
+    assert [len(segment.turns) for segment in episode.segments()] == [3]
+    assert all(turn.metrics["call_attempt.ok"] == 1.0 for turn in episode.turns)
+
+
+async def test_mini_swe_agent_is_truncated_at_the_limit_of_turns_without_asking_again(tmp_path: Path) -> None:
+    steps = [call("bash", command="ls")] * 5
+    (episode,) = await play(tmp_path, installed("mini-swe-agent"), steps, max_turns=2)
+    assert (episode.outcome, len(episode.turns), episode.failure) == (Outcome.TRUNCATED, 2, None)
+    assert "this session's 2 replies are used up" in episode.final_observation
+
+
+async def test_claude_code_with_a_sub_agent_and_a_summary_is_one_episode_of_several_lines(
+    tmp_path: Path,
+) -> None:
+    asks = call("Agent", description="look", prompt="Find the function", subagent_type="general-purpose")
+    steps = [
+        {"match": "<result>It is in spans.py.</result>", "content": "Done."},  # the sub-agent has answered
+        {"match": "full subagent JSONL transcript", "content": "I wait."},
+        {"match": "Find the function", "content": "It is in spans.py."},
+        {"match": "detailed summary", "content": "<summary>HALFWAY</summary>"},
+        {"match": "HALFWAY", **asks},
+        call("Bash", command=GOLD, description="repair"),
+        *[call("Bash", command="seq 1 6000", description="count")] * 8,  # fills its context
+    ]
+    (episode,) = await play(tmp_path, installed("claude-code"), steps, max_turns=40)
+    assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.final_observation
+    said = [turn.reply for turn in episode.turns]
+    assert {"It is in spans.py.", "<summary>HALFWAY</summary>", "Done."} <= set(said)
+    assert len(episode.segments()) >= 3
+
+
+async def test_codex_repairs_a_repository_by_responses(tmp_path: Path) -> None:
+    steps = [call("exec_command", cmd=GOLD), "Done."]
+    (episode,) = await play(tmp_path, installed("codex"), steps)
+    assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
+    assert [len(segment.turns) for segment in episode.segments()] == [2]
+
+
+async def test_opencode_repairs_a_repository_by_the_agent_client_protocol(tmp_path: Path) -> None:
+    steps = [
+        {"match": "You are a title generator", "content": "Touching spans"},
+        call("bash", command=GOLD, description="repair"),
+        "Done.",
+    ]
+    (episode,) = await play(tmp_path, installed("opencode"), steps)
+    assert (episode.outcome, episode.success) == (Outcome.TERMINATED, True), episode.failure
+    assert sorted(len(segment.turns) for segment in episode.segments()) in ([2], [1, 2])  # a title, or none
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.timeout(1200)
+def test_the_example_trains_through_mini_swe_agent(tmp_path: Path) -> None:
+    trained = train(tmp_path, {"folder": installed("mini-swe-agent")["folder"]})
+    assert len(trained) == 16
+    assert not any(trajectory.failure for trajectory in trained)
