@@ -36,7 +36,9 @@ from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.run_engines import RunEngines, offer
 from envsdk.engines.sampling import SamplingParams
-from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.policies import opponents
+from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 
 
 class WorkerId(NamedTuple):
@@ -210,6 +212,7 @@ class EnvWorker(LeaseSource):
                 policy=policies[tag],
                 leases=self,
                 worker=str(self._worker_id),
+                opponents=opponents(self._setup.setups[tag].players),
             )
         self._poll = LongPoll(
             lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),

@@ -46,6 +46,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
         max_new_tokens=max_new_tokens,
         structure=output_structure(custom.structured_output),
         window=custom.shown_turns,
+        players=custom.players or (),
         compact_at=custom.compact_at or 0,
         compact_prompt=custom.compact_prompt,
         max_episode_tokens=custom.max_episode_tokens or 0,

@@ -25,10 +25,12 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.player_checks import player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import seated
 from envsdk.contracts.prompts import PLACEHOLDERS
 from envsdk.engines.settings import EngineSettings
 
@@ -272,6 +274,7 @@ def _tags(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag)
         yield from _templates(path, env)
         yield from _environment(path, env)
+        yield from player_problems(path, env)
 
 
 def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
@@ -295,9 +298,15 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         return
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
-        registry.make(spec, **env.env_config).close()
+        made = registry.make(spec, **env.env_config)
     except (ConfigurationError, TypeError) as error:
         yield Problem((*path, "env_config"), str(error))
+        return
+    made.close()
+    try:
+        seated(env.players or (), made.roles, 0)
+    except ValueError as error:
+        yield Problem((*path, "players"), str(error))
         return
     yield from _turns(path, env, spec)
 
@@ -324,7 +333,7 @@ def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
             "lacks `{observation}`: the policy would play blind; put it where the observation belongs",
         )
     for name in dict.fromkeys(_BRACED_NAME.findall(env.agent_system_template)):
-        if name in PLACEHOLDERS:
+        if name in PLACEHOLDERS and name != "role":
             yield Problem(
                 (*path, "agent_system_template"),
                 f"`{{{name}}}` is not filled in here, since the system message is the same for every turn; "

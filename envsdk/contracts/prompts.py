@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envsdk.contracts.trajectory import Turn
 
-PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
+PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "role")
 """What `agent_template` may contain in braces; other braces are plain text."""
 
 SUMMARY = "summary"
@@ -35,8 +35,18 @@ class AgentPrompts:
     system: str = ""
     template: str = "{observation}"
 
+    def system_of(self, role: str) -> str:
+        """The system prompt of one of several players, whose name replaces `{role}`."""
+        return self.system.replace("{role}", role) if role else self.system
+
     def user(
-        self, *, observation: str, turn_index: int, num_actions_left: int, max_response_length: int
+        self,
+        *,
+        observation: str,
+        turn_index: int,
+        num_actions_left: int,
+        max_response_length: int,
+        role: str = "",
     ) -> str:
         """The user message of one turn. `turn_idx` counts from 1; `max_response_length` is in tokens."""
         if self.template == "{observation}":
@@ -46,8 +56,9 @@ class AgentPrompts:
             "turn_idx": str(turn_index + 1),
             "actions_left": str(num_actions_left),
             "max_response_length": str(max_response_length),
+            **({"role": role} if role else {}),
         }
-        return _FIELD.sub(lambda match: values[match.group(1)], self.template)
+        return _FIELD.sub(lambda match: values.get(match.group(1), match[0]), self.template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +88,8 @@ class TagPrompts:
         numbers = range(len(turns)) if numbers is None else numbers
         first = numbers[0] if numbers else 0
         shown = self.spoken(turns, [*self.carried(turns, first), *numbers])
-        return [*opening(self.prompts.system, own_history(turns, first)), *shown]
+        system = self.prompts.system_of(turns[first].role if turns else "")
+        return [*opening(system, own_history(turns, first)), *shown]
 
     def carried(self, turns: Sequence[Turn], first: int) -> Sequence[int]:
         """Turns before a line's `first` that its prompt shows again: a summary, or those of the window."""
@@ -115,13 +127,14 @@ def conversation(
     max_turns: int,
     max_new_tokens: int,
     history: Sequence[Message] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Message]:
-    """Turns as chat messages; no system message when the tag has no system prompt.
+    """Turns as chat messages, those with `numbers` or all; no system message where there is no system prompt.
 
     `history` are messages before the first user message; absent, those that the first turn's details name.
     """
     messages = opening(prompts.system, own_history(turns) if history is None else history)
-    numbers = range(len(turns))
+    numbers = range(len(turns)) if numbers is None else numbers
     return messages + spoken(turns, prompts, numbers, max_turns=max_turns, max_new_tokens=max_new_tokens)
 
 
@@ -145,6 +158,7 @@ def spoken(
                 turn_index=step,
                 num_actions_left=max_turns - step,
                 max_response_length=max_new_tokens,
+                role=turn.role,
             )
         messages.append({"role": "user", "content": user})
         messages.append({"role": "assistant", "content": turn.reply})

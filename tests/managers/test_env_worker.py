@@ -24,7 +24,8 @@ from envsdk.engines.sampling import SamplingParams
 from envsdk.managers import env_worker
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import EnvWorker, Finished, FromWorker, Play, ToWorker, WorkerId, WorkerSetup
-from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 NUM_SLOTS = 24

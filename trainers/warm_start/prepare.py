@@ -48,10 +48,10 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import TagPrompts, own_history
 from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Trajectory
+from envsdk.managers.policies import OraclePolicy, policy_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import MODEL, Player, make_player
-from envsdk.rollouts.play.policies import OraclePolicy, policy_class
 from envsdk.rollouts.play.source import resolve_source
 from envsdk.trainers.warm_start.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.trainers.warm_start.tiny_policy import (
@@ -106,9 +106,14 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
 def demonstrations_of(
     trajectory: Trajectory, chat: ChatTokenizer, shown: TagPrompts, sequence_length: int
 ) -> list[Demonstration]:
-    """The tokens of each segment, cut after the last turn that fits; none where not even the first does."""
+    """The tokens of each segment, cut after the last turn that fits; none where not even the first does.
+
+    Those of opponents are no demonstrations.
+    """
     found = []
     for segment in trajectory.segments():
+        if not trajectory.is_own(segment.role):
+            continue
         messages = shown.messages(trajectory.turns, segment.numbers)
         num_given = num_given_replies(messages, segment)
         found.append(tokens_of(messages, chat, sequence_length, num_given_replies=num_given))

@@ -32,6 +32,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.policy import Policy
 from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.engines.rate_limits import PacedPolicy, RateGate
+from envsdk.managers.policies import REQUIRED_ABILITY, make_policy
 from envsdk.rollouts.play.model import (
     ModelSource,
     TinyPolicyMaker,
@@ -39,7 +40,6 @@ from envsdk.rollouts.play.model import (
     open_model,
 )
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
-from envsdk.rollouts.play.policies import REQUIRED_ABILITY, make_policy
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import Source
 from envsdk.rollouts.play.time_limits import TimeLimits
@@ -98,6 +98,7 @@ class Player:
                     "agent_system_template": setup.prompts.system,
                     "agent_template": setup.prompts.template,
                     **({"context_window": setup.window} if setup.window else {}),
+                    **({"players": setup.players} if setup.players else {}),
                     **({"env_manager_cls": self.manager_classes[tag]} if tag in self.manager_classes else {}),
                 }
                 for tag, setup in self.setups.items()

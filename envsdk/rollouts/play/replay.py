@@ -131,7 +131,7 @@ class Replayer:
             yield recorded, await task
 
     async def _play(self, recorded: Trajectory) -> Trajectory:
-        from envsdk.managers.traj_env_manager import EpisodeOrder
+        from envsdk.managers.episode import EpisodeOrder
 
         tag = recorded.task.tag
         free = self._free.setdefault(tag, [])
