@@ -23,19 +23,21 @@ def in_parts(episodes: Sequence[Trajectory], unit: AdvantageUnit | None) -> list
     found: list[Trajectory] = []
     groups: dict[tuple[int, str], int] = {}
     for episode in episodes:
-        kind = unit or ("role" if episode.seats else "episode")
+        kind = unit_of(episode, unit)
         if kind == "episode":
             found.append(episode)
             continue
-        for segment in episode.segments():
-            tokens = segment.tokens
-            if not episode.is_own(segment.role) or tokens is None or not tokens.response_mask.any():
-                continue
+        for segment in filter(episode.learns, episode.segments()):
             label = segment.role if kind == "role" else ""
             # Below all ids of groups, which count up from 0.
             group = groups.setdefault((episode.group_id, label), -1 - len(groups))
             found.append(replace(episode.part(segment), group_id=group))
     return found
+
+
+def unit_of(episode: Trajectory, unit: AdvantageUnit | None) -> AdvantageUnit:
+    """`advantage_unit`, or what stands for it where it is absent."""
+    return unit or ("role" if episode.seats else "episode")
 
 
 def as_roles(group: Sequence[Trajectory]) -> list[list[Trajectory]]:

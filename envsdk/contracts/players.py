@@ -16,6 +16,8 @@ Players = Sequence[str] | Mapping[str, str]
 def seated(players: Players, roles: Sequence[str], task: int) -> dict[str, str]:
     """The player of each role in the episodes of a task, which all members of a group play.
 
+    The last name of a shorter list plays the other roles too.
+
     >>> seated(["policy", "random"], ["X", "O"], 1)
     {'X': 'random', 'O': 'policy'}
 
@@ -29,10 +31,11 @@ def seated(players: Players, roles: Sequence[str], task: int) -> dict[str, str]:
         if set(players) != set(roles):
             raise ValueError(f"name a player for each of the roles {', '.join(roles)}")
         return {role: players[role] for role in roles}
-    if len(players) not in (0, 1, len(roles)):
+    if len(players) > len(roles):
         raise ValueError(f"the environment has {len(roles)} roles ({', '.join(roles)}), not {len(players)}")
     listed = list(players or (POLICY,))
-    return {role: listed[(number + task) % len(listed)] for number, role in enumerate(roles)}
+    listed += listed[-1:] * (len(roles) - len(listed))
+    return {role: listed[(number + task) % len(roles)] for number, role in enumerate(roles)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,6 +268,11 @@ class Trajectory:
         """Whether the policy plays this role."""
         return role not in self.seats or self.seats[role].player == POLICY
 
+    def learns(self, segment: Segment) -> bool:
+        """Whether a token of the policy is in one of its segments."""
+        tokens = segment.tokens
+        return self.is_own(segment.role) and tokens is not None and bool(tokens.response_mask.any())
+
     @property
     def own_roles(self) -> list[str]:
         """The roles that the policy plays, among several players."""
