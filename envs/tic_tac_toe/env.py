@@ -21,19 +21,19 @@ _MAX_OPENING = 4
 def system_prompt(**_: Any) -> str:
     """Rules and the form of a reply; a run puts the player's role in place of `{role}`."""
     return (
-        "Tic-tac-toe. You are {role}. Squares have the numbers 1 to 9, row by row; _ is free. Three in a "
-        "row, column or diagonal win. Reply with the number of a free square, such as <answer>5</answer>."
+        "Tic-tac-toe. You are {role}. Three in a row, column or diagonal win; free squares show their "
+        "number. Reply with the number of a free square, such as <answer>5</answer>."
     )
 
 
 class TicTacToeEnv(TurnEnv[int]):
     """Tic-tac-toe between X, who begins, and O. The observation is the board:
 
-        X__
-        _O_
-        ___
+        X 2 3
+        4 O 6
+        7 8 9
 
-    An action is the number of a free square, 1 to 9 row by row: `<answer>9</answer>`. The winner is paid 1
+    Free squares show their number, and an action is one of these: `<answer>9</answer>`. The winner is paid 1
     and the loser -1; a full board without three in a row is a draw, which pays 0 to both.
     """
 
@@ -81,7 +81,8 @@ class TicTacToeEnv(TurnEnv[int]):
         return TurnResult(rewards=rewards, terminated=bool(winner) or "_" not in self.board)
 
     def observe(self) -> str:
-        return "\n".join(self.board[row : row + 3] for row in (0, 3, 6))
+        shown = [str(square + 1) if mark == "_" else mark for square, mark in enumerate(self.board)]
+        return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
 
     def legal_actions(self) -> list[str]:
         return [f"<answer>{square + 1}</answer>" for square in free(self.board)]
