@@ -53,6 +53,8 @@ class Episode:
 
     order: EpisodeOrder
     worker: str
+    foreign: AbstractSet[str] = frozenset()
+    """Opponents with another tokenizer than the policy's."""
     trajectory_id: str = field(init=False)
     log: TokenLog = field(default_factory=TokenLog)
     """Tokens of all turns, in the order of time."""
@@ -89,21 +91,24 @@ class Episode:
         self._check_roles({role})
         self.role, self.line = role, self.lines.setdefault(role, _Line())
 
-    def _place(self) -> int:
-        """Take over what is new in the line. Returns how far behind its places its tokens stand in `log`.
+    def _place(self, reply: Reply) -> tuple[int, int]:
+        """Take over what is new in the line. Returns where the reply's tokens stand in `log`.
 
-        What an opponent sampled is there as if it were a prompt: nobody learns it.
+        What an opponent sampled is there as if it were a prompt: nobody learns it. Tokens of another
+        tokenizer are left out.
         """
         line = self.line
         if line.log is self.log:
-            return 0
+            return reply.response_start, reply.response_end
+        if self.role and self.seats[self.role].player in self.foreign:
+            return len(self.log), len(self.log)
         shift = len(self.log) - line.num_copied
         if self.role and self.seats[self.role].player != POLICY:
             self.log.append_prompt(line.log.ids[line.num_copied :])
         else:
             self.log.extend(line.log, line.num_copied)
         line.num_copied = len(line.log)
-        return shift
+        return reply.response_start + shift, reply.response_end + shift
 
     def add_turn(
         self,
@@ -117,14 +122,14 @@ class Episode:
         env_s: float = 0.0,
         role: str = "",
     ) -> None:
-        shift, line = self._place(), self.line
+        (start, end), line = self._place(reply), self.line
         self.turns.append(
             Turn(
                 observation=observation,
                 reply=reply.text,
                 reward=reward,
-                response_start=reply.response_start + shift,
-                response_end=reply.response_end + shift,
+                response_start=start,
+                response_end=end,
                 finish_reason=reply.finish_reason,
                 metrics=as_ended(info.get("metrics") or {}, reply.finish_reason),
                 state_hash=state_hash,

@@ -16,7 +16,7 @@ from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.nearest import suggest
 from envsdk.config.plugins import POLICIES
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.players import POLICY, Players
+from envsdk.contracts.players import POLICY, Players, player_names
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.seeds import stable_seed
 
@@ -107,9 +107,8 @@ def opponents(players: Players, models: Mapping[str, Policy] | None = None) -> d
 
     ConfigurationError for an unknown name.
     """
-    names = players.values() if isinstance(players, Mapping) else players
     known = models or {}
-    return {name: known.get(name) or make_policy(name) for name in names if name != POLICY}
+    return {name: known.get(name) or make_policy(name) for name in player_names(players) if name != POLICY}
 
 
 def policy_class(name: str) -> type[Policy]:

@@ -109,6 +109,8 @@ class TrajEnvManager:
         self._setup = setup
         self._policy = policy
         self._opponents = opponents or {}
+        chats = {name: getattr(each, "chat", None) for name, each in self._opponents.items()}
+        self._foreign = {n for n, chat in chats.items() if chat is not getattr(policy, "chat", None)}
         self._leases = leases
         self._worker = worker
         self._host = open_host(setup.blueprint)
@@ -163,7 +165,7 @@ class TrajEnvManager:
 
     async def play(self, order: EpisodeOrder) -> Trajectory:
         """Play one episode. Failures of environment, engine and policy become part of the trajectory."""
-        episode = Episode(order, self._worker)
+        episode = Episode(order, self._worker, self._foreign)
         self._sampled = episode.log
         try:
             await self._play_turns(order, episode)

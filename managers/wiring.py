@@ -85,6 +85,7 @@ def worker_setups(
     split: str,
     model: Path,
     engines: Mapping[str, Any],
+    opponents: Mapping[str, Path] | None = None,
     driver_files: DriverFiles | None = None,
 ) -> dict[str, WorkerSetup]:
     """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
@@ -112,6 +113,7 @@ def worker_setups(
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
+            opponents=opponents or {},
             engines_return=True,
             driver_files=driver_files or DriverFiles(),
             shares_prompts=config.shares_prompts,

@@ -25,7 +25,7 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.player_checks import player_problems
+from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.contracts.env import EnvSpec, Isolation
@@ -274,7 +274,7 @@ def _tags(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag)
         yield from _templates(path, env)
         yield from _environment(path, env)
-        yield from player_problems(path, env)
+        yield from player_problems(path, env, config.opponents)
 
 
 def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
@@ -378,6 +378,9 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
+    for each, opponent in config.opponents.items():
+        if (strategy := opponent.strategy_args) is not None:
+            yield ("opponents", each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):
         yield ("trackers", i), tracker, plugins.TRACKERS
@@ -392,6 +395,7 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
+    yield from opponent_problems(config)
     for name in ("actor_train", "actor_infer", "reference"):
         role = getattr(config, name)
         for key in role.model_args.keys() & role.strategy_args.strategy_config.keys():

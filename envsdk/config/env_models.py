@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from envsdk.config.section import Names, OwnGeneratingArgs, Section, interleave, split_evenly
 from envsdk.contracts import run_limits
-from envsdk.contracts.players import POLICY
+from envsdk.contracts.players import POLICY, player_names
 
 
 class StructuredOutput(Section):
@@ -222,8 +222,7 @@ class CustomEnv(Section):
     @property
     def player_names(self) -> list[str]:
         """The names in `players`, each once."""
-        players = self.players or ()
-        return list(dict.fromkeys(players.values() if isinstance(players, dict) else players))
+        return player_names(self.players or ())
 
     @property
     def shown_turns(self) -> int:

@@ -13,6 +13,11 @@ Players = Sequence[str] | Mapping[str, str]
 """Names of players: in turn for the roles, from task to task one role on; or by role."""
 
 
+def player_names(players: Players) -> list[str]:
+    """Their names, each once."""
+    return list(dict.fromkeys(players.values() if isinstance(players, Mapping) else players))
+
+
 def seated(players: Players, roles: Sequence[str], task: int) -> dict[str, str]:
     """The player of each role in the episodes of a task, which all members of a group play.
 

@@ -106,14 +106,9 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
 def demonstrations_of(
     trajectory: Trajectory, chat: ChatTokenizer, shown: TagPrompts, sequence_length: int
 ) -> list[Demonstration]:
-    """The tokens of each segment, cut after the last turn that fits; none where not even the first does.
-
-    Those of opponents are no demonstrations.
-    """
+    """The tokens of each segment, cut after the last turn that fits; none where not even the first does."""
     found = []
     for segment in trajectory.segments():
-        if not trajectory.is_own(segment.role):
-            continue
         messages = shown.messages(trajectory.turns, segment.numbers)
         num_given = num_given_replies(messages, segment)
         found.append(tokens_of(messages, chat, sequence_length, num_given_replies=num_given))
@@ -176,7 +171,7 @@ def _prompts_digest(config: RunConfig) -> dict[str, str]:
 def _options(config: RunConfig) -> dict[str, Any]:
     args = config.warm_start
     return {
-        "source": config,
+        "source": _alone(config),
         "num_episodes": args.num_episodes,
         "policy": args.demonstrator,
         "epsilon": args.epsilon,
@@ -184,10 +179,16 @@ def _options(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def _alone(config: RunConfig) -> RunConfig:
+    """The configuration in which the demonstrator plays the roles of opponents too."""
+    tags = {tag: each.model_copy(update={"players": None}) for tag, each in config.custom_envs.items()}
+    return config.model_copy(update={"custom_envs": tags})
+
+
 def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
     try:
         return make_player(
-            resolve_source(config), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+            resolve_source(_alone(config)), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
         )
     except ConfigurationError as error:
         if config.warm_start.demonstrator != OraclePolicy.name:

@@ -34,8 +34,10 @@ from envsdk.base.store.tally import Tally, results_by_role, wilson_interval
 from envsdk.config import RunConfig
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name
-from envsdk.config.plugins import arguments, environment_class, environment_spec
+from envsdk.config.player_checks import BUILT_IN
+from envsdk.config.plugins import POLICIES, arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
+from envsdk.config.role_models import Opponent
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import POLICY, Result
 from envsdk.contracts.trajectory import Task, Trajectory
@@ -177,8 +179,8 @@ class EvaluateOptions(TaskOptions):
     """For --policy model: a Hugging Face folder, a run, its checkpoints/step_N, or a model's name, such as
     smollm2. The YAML's `pretrain` when absent."""
     opponent: Annotated[str | None, Option(metavar="NAME")] = None
-    """Who plays the other roles of environments of several players: oracle, random, a plug-in's name or
-    package.module:Class. The policy's role changes from task to task. As `players` says when absent."""
+    """Who plays the other roles of environments of several players: oracle, random, another policy by name,
+    or what --model takes. The policy's role changes from task to task. As `players` says when absent."""
     greedy: bool = False
     """Sample at temperature 0."""
     seed: Annotated[int | None, Field(ge=0)] = None
@@ -366,11 +368,15 @@ def _wins(place: tuple[str, str], results: Counter[Result]) -> dict[str, Any]:
 
 def _against(config: RunConfig, opponent: str) -> RunConfig:
     """The configuration with the policy and an opponent in every tag. Raises ConfigurationError."""
+    is_policy = any(opponent in names for names in (BUILT_IN, plugin_names(POLICIES), config.opponents))
+    models = config.opponents
+    if not is_policy and ":" not in opponent:
+        models, opponent = {"opponent": Opponent(pretrain=opponent)}, "opponent"
     tags = {
         tag: each.model_copy(update={"players": [POLICY, opponent]})
         for tag, each in config.custom_envs.items()
     }
-    config = config.model_copy(update={"custom_envs": tags})
+    config = config.model_copy(update={"custom_envs": tags, "opponents": models})
     if problems := check(config, for_training=False):
         raise ConfigurationError(describe(problems, source="--opponent", origin=lambda path: ""))
     return config

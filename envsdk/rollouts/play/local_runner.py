@@ -10,7 +10,7 @@ from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.policy import Policy
 from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.managers.episode import EpisodeOrder
-from envsdk.managers.policies import opponents
+from envsdk.managers.policies import opponents as opponents_of
 from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 
 _WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION, Boundary.SCHEDULER}
@@ -135,6 +135,7 @@ async def play_tasks(
     max_attempts: int = 1,
     group_size: int = 1,
     admit: Callable[[], Awaitable[None]] | None = None,
+    opponents: Callable[[TagSetup], Mapping[str, Policy]] | None = None,
 ) -> None:
     """Play `(position, task)` pairs, `num_slots_per_tag` at a time for each tag.
 
@@ -154,7 +155,7 @@ async def play_tasks(
             setup=setup,
             policy=policy(setup),
             leases=leases,
-            opponents=opponents(setup.players),
+            opponents=opponents_of(setup.players, opponents(setup) if opponents else {}),
         )
         for tag, setup in setups.items()
         for number in range(num_slots_per_tag)
