@@ -208,7 +208,6 @@ class TrajEnvManager:
                 turn_index=turn_index,
                 num_actions_left=setup.max_turns - turn_index,
                 max_response_length=setup.max_new_tokens,
-                role=role,
             )
             reply, generate_s = await self._ask(order, episode, turn_index, prompt, observation)
             before = clock()

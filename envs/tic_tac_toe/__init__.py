@@ -7,9 +7,8 @@ SPEC = EnvSpec(
     id="envsdk/TicTacToe-v1",
     entry_point="envsdk.envs.tic_tac_toe:TicTacToeEnv",
     isolation=Isolation.INLINE,
-    description="Two players, X and O, take turns on a board of nine squares; three in a row win.",
-    action_format="Reply with the number of a free square in tags, such as <answer>5</answer>.",
-    prompt="envsdk.envs.tic_tac_toe.env:system_prompt",
+    description="Tic-tac-toe for two players: three in a row win; free squares show their number.",
+    action_format="You are {role}. Reply with the number of a free square, such as <answer>5</answer>.",
 )
 
 __all__ = ["SPEC", "TicTacToeEnv"]

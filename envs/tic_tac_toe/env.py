@@ -1,4 +1,4 @@
-"""Tic-tac-toe: two roles, a board from a seed, and an oracle that never loses what can be held."""
+"""Tic-tac-toe: two roles, a board from a seed, and an exact oracle."""
 
 from __future__ import annotations
 
@@ -14,16 +14,6 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 """Squares, from 0, that are three in a row."""
 ROLES = ("X", "O")
 EMPTY = "_" * 9
-_MAX_OPENING = 4
-"""No game is decided by so few moves."""
-
-
-def system_prompt(**_: Any) -> str:
-    """Rules and the form of a reply; a run puts the player's role in place of `{role}`."""
-    return (
-        "Tic-tac-toe. You are {role}. Three in a row, column or diagonal win; free squares show their "
-        "number. Reply with the number of a free square, such as <answer>5</answer>."
-    )
 
 
 class TicTacToeEnv(TurnEnv[int]):
@@ -48,8 +38,8 @@ class TicTacToeEnv(TurnEnv[int]):
             invalid_penalty: Taken off the reward of a turn whose reply is no free square. With 9 turns to
                 spare, it makes delaying a lost game dearer than losing it.
         """
-        if isinstance(opening, bool) or not 0 <= opening <= _MAX_OPENING:
-            raise ValueError(f"opening: must be from 0 to {_MAX_OPENING} moves, not {opening!r}")
+        if opening not in range(5):  # no game is decided by so few moves
+            raise ValueError(f"opening: must be from 0 to 4 moves, not {opening!r}")
         if isinstance(max_steps, int) and max_steps < 9:
             raise ValueError(f"max_steps: a game takes up to 9 moves, not {max_steps}")
         super().__init__(max_steps=max_steps, invalid_penalty=invalid_penalty)

@@ -333,7 +333,7 @@ def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
             "lacks `{observation}`: the policy would play blind; put it where the observation belongs",
         )
     for name in dict.fromkeys(_BRACED_NAME.findall(env.agent_system_template)):
-        if name in PLACEHOLDERS and name != "role":
+        if name in PLACEHOLDERS:
             yield Problem(
                 (*path, "agent_system_template"),
                 f"`{{{name}}}` is not filled in here, since the system message is the same for every turn; "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envsdk.contracts.trajectory import Turn
 
-PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length", "role")
+PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
 """What `agent_template` may contain in braces; other braces are plain text."""
 
 SUMMARY = "summary"
@@ -40,13 +40,7 @@ class AgentPrompts:
         return self.system.replace("{role}", role) if role else self.system
 
     def user(
-        self,
-        *,
-        observation: str,
-        turn_index: int,
-        num_actions_left: int,
-        max_response_length: int,
-        role: str = "",
+        self, *, observation: str, turn_index: int, num_actions_left: int, max_response_length: int
     ) -> str:
         """The user message of one turn. `turn_idx` counts from 1; `max_response_length` is in tokens."""
         if self.template == "{observation}":
@@ -56,9 +50,8 @@ class AgentPrompts:
             "turn_idx": str(turn_index + 1),
             "actions_left": str(num_actions_left),
             "max_response_length": str(max_response_length),
-            **({"role": role} if role else {}),
         }
-        return _FIELD.sub(lambda match: values.get(match.group(1), match[0]), self.template)
+        return _FIELD.sub(lambda match: values[match.group(1)], self.template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +151,6 @@ def spoken(
                 turn_index=step,
                 num_actions_left=max_turns - step,
                 max_response_length=max_new_tokens,
-                role=turn.role,
             )
         messages.append({"role": "user", "content": user})
         messages.append({"role": "assistant", "content": turn.reply})

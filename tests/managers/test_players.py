@@ -60,7 +60,7 @@ def setup_of(players: Players = (), spec: Any = SPEC, **changes: Any) -> TagSetu
     given: dict[str, Any] = {
         "tag": "Game",
         "blueprint": EnvBlueprint(spec=spec),
-        "prompts": AgentPrompts(system="You are {role}.", template="{role} {turn_idx}: {observation}"),
+        "prompts": AgentPrompts(system="You are {role}.", template="{turn_idx}: {observation}"),
         "max_turns": 30,
         "players": players,
     }
@@ -121,7 +121,7 @@ async def test_each_token_is_trained_once_and_only_where_the_policy_played(
         line = "".join(map(chr, part.tokens.ids))
         own = [turn for turn in episode.turns if turn.role == role]
         numbers = [number + 1 for number, turn in enumerate(episode.turns) if turn.role == role]
-        shown = [f"{role} {n}: {turn.observation}{turn.reply}" for n, turn in zip(numbers, own, strict=True)]
+        shown = [f"{n}: {turn.observation}{turn.reply}" for n, turn in zip(numbers, own, strict=True)]
         assert line == f"You are {role}.\n" + "".join(shown)
         trained += int(part.tokens.response_mask.sum())
     replies = [turn for turn in episode.turns if episode.is_own(turn.role)]

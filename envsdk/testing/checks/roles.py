@@ -29,22 +29,15 @@ def roles_are_the_same_for_all_tasks(subject: Subject) -> None:
     assert named.count(named[0]) == 3, f"info['roles'] is {named[0]} for one seed and {named[1:]} for others"
 
 
-@check("`info['role']` is one of them until the end: it says who is asked next.")
-def the_role_to_play_is_known(subject: Subject, course: Course) -> None:
+@check("Until the end `info['role']` is one of them, and `info['rewards']` pays nobody else.")
+def infos_name_known_roles(subject: Subject, course: Course) -> None:
     roles = roles_of(course.turns[0])
     for index, turn in enumerate(course.turns):
-        role = turn.info.get("role")
+        role, rewards = turn.info.get("role"), turn.info.get("rewards", {})
         assert turn.is_last or role in roles, f"turn {index}: info['role'] is {short(role)}, not of {roles}"
-
-
-@check("`info['rewards']` has finite numbers by role: scores and the rewards of all players are made of it.")
-def rewards_are_by_role(subject: Subject, course: Course) -> None:
-    roles = roles_of(course.turns[0])
-    for index, turn in course.steps():
-        rewards = turn.info.get("rewards", {})
         is_sound = isinstance(rewards, dict) and all(
-            role in roles and isinstance(paid, int | float) and math.isfinite(paid)
-            for role, paid in rewards.items()
+            name in roles and isinstance(paid, int | float) and math.isfinite(paid)
+            for name, paid in rewards.items()
         )
         assert is_sound, f"turn {index}: info['rewards'] is {short(rewards)}; the roles are {roles}"
 
@@ -53,8 +46,6 @@ def rewards_are_by_role(subject: Subject, course: Course) -> None:
 def invalid_replies_keep_the_turn(subject: Subject, course: Course) -> None:
     roles_of(course.turns[0])
     for index, turn in course.steps():
-        before = course.turns[index - 1].info.get("role")
-        assert not turn.was_invalid or turn.is_last or turn.info.get("role") == before, (
-            f"turn {index}: {before} replied {short(course.replies[index - 1])}, which did not parse; the "
-            f"turn went to {turn.info.get('role')}"
-        )
+        before, now = course.turns[index - 1].info.get("role"), turn.info.get("role")
+        is_kept = not turn.was_invalid or turn.is_last or now == before
+        assert is_kept, f"turn {index}: the reply of {before} did not parse, and the turn went to {now}"

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.adapters
 from pettingzoo.classic import connect_four_v3, leduc_holdem_v4, tictactoe_v3  # noqa: E402
 from pettingzoo.test import api_test, seed_test  # noqa: E402
 
-from envsdk.adapters.pettingzoo import as_aec  # noqa: E402
+from tests.envsdk.adapters.aec import TextGame  # noqa: E402
 
 ID = "envsdk/PettingZoo-v1"
 GAMES = {
@@ -82,16 +82,20 @@ def test_the_games_of_pettingzoo_pass_its_api_test(game: object) -> None:
         api_test(game.env(), num_cycles=50)  # type: ignore[attr-defined]
 
 
-def test_a_game_of_ours_passes_the_api_test_of_pettingzoo() -> None:
+@pytest.mark.parametrize(
+    ("id", "arguments"), [("envsdk/TicTacToe-v1", {}), *((ID, {"id": name}) for name in GAMES)]
+)
+def test_a_text_environment_of_several_players_passes_the_api_test(
+    id: str, arguments: dict[str, str]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        api_test(as_aec(envsdk.make("envsdk/TicTacToe-v1")), num_cycles=200)
-        seed_test(lambda: as_aec(envsdk.make("envsdk/TicTacToe-v1")), num_cycles=50)
+        api_test(TextGame(envsdk.make(id, **arguments)), num_cycles=200)
+        seed_test(lambda: TextGame(envsdk.make(id, **arguments)), num_cycles=50)
 
 
-def test_a_game_of_ours_pays_there_what_it_pays_here() -> None:
-    inside = envsdk.make("envsdk/TicTacToe-v1", opening=0)
-    game = as_aec(inside)
+def test_a_game_of_ours_pays_as_an_aec_environment_pays() -> None:
+    game = TextGame(envsdk.make("envsdk/TicTacToe-v1", opening=0))
     game.reset(seed=0)
     moves = iter([1, 4, 2, 5, 3])
     paid = dict.fromkeys(game.possible_agents, 0.0)
@@ -101,8 +105,6 @@ def test_a_game_of_ours_pays_there_what_it_pays_here() -> None:
         assert is_out or observation["text"].count("\n") == 2
         game.step(None if is_out else f"<answer>{next(moves)}</answer>")
     assert paid == {"X": 1.0, "O": -1.0}
-    with pytest.raises(ValueError, match="has one player"):
-        as_aec(envsdk.make("envsdk/FrozenLake-v1"))
 
 
 @pytest.mark.parametrize(

@@ -44,21 +44,21 @@ class RolesAreShuffled(TwoOnALine):
         return ["a", "b"][:: 1 if self.place[0] < 5 else -1]
 
 
-@broken("roles.the_role_to_play_is_known", "info\\['role'\\] is 'c'")
+@broken("roles.infos_name_known_roles", "info\\['role'\\] is 'c'")
 class AThirdOneIsAsked(TwoOnALine):
     def step(self, action):
         *result, info = super().step(action)
         return (*result, {**info, "role": "c"})
 
 
-@broken("roles.rewards_are_by_role", "info\\['rewards'\\] is")
+@broken("roles.infos_name_known_roles", "info\\['rewards'\\] is")
 class PaysSomebodyElse(TwoOnALine):
     def step(self, action):
         *result, info = super().step(action)
         return (*result, {**info, "rewards": {"c": 1.0}})
 
 
-@broken("roles.invalid_replies_keep_the_turn", "which did not parse")
+@broken("roles.invalid_replies_keep_the_turn", "did not parse")
 class ASlipCostsTheTurn(TwoOnALine):
     def step(self, action):
         before = self.role
