@@ -183,7 +183,7 @@ class EnvWorker(LeaseSource):
         self._orders: dict[str, asyncio.Queue[EpisodeOrder | None]] = {}
         self._managers: dict[str, TrajEnvManager] = {}
         self._proxies: dict[str, InferenceProxy] = {}
-        """By opponent; that of the policy's engines has no name."""
+        """Proxies by opponent; that of the policy's engines has no name."""
         self._links: list[RayLink] = []
         self._poll: LongPoll[FromWorker, list[ToWorker]] | None = None
         self._cpu = CpuMeter()

@@ -64,7 +64,7 @@ class Episode:
     """Whose turn it is, among several players."""
     seats: dict[str, Seat] = field(default_factory=dict)
     lines: dict[str, _Line] = field(default_factory=dict)
-    """By role."""
+    """Line of each role."""
     turns: list[Turn] = field(default_factory=list)
     history: Sequence[Message] = ()
     """Messages before the first observation."""

@@ -64,7 +64,7 @@ class GroupFilters:
 
 
 def _judged(name: str, function: GroupFilter, group: Sequence[Trajectory]) -> str | None:
-    """Of several roles of the policy, each is asked about: the group goes where all are to go."""
+    """Each role of the policy is asked about: the group goes where all are to go."""
     reasons = [_ask(name, function, lived) for lived in as_roles(group)]
     return reasons[0] if all(reasons) else None
 

@@ -72,7 +72,7 @@ class PettingZooEnv(ReplayedEnv):
 
     @property
     def _space(self) -> Space[Any]:
-        """Of the actions of the role whose turn it is."""
+        """Actions of the role whose turn it is."""
         agent = self._env.possible_agents[self.roles.index(self._role)]
         space: Space[Any] = self._env.action_space(agent)
         return space

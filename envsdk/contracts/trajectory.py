@@ -246,7 +246,7 @@ class Trajectory:
     shown: TagPrompts | None = field(default=None, repr=False, compare=False)
     """What the observations were shown with. Not stored: readers and players of episodes know it by tag."""
     seats: Mapping[str, Seat] = field(default_factory=dict)
-    """By role, in an episode of several players; empty in others."""
+    """Who played each role, among several players; empty where there is one."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """Functions that the policy's chat template was given, as OpenAI's API describes them. Not stored."""
 
