@@ -309,7 +309,7 @@ def wins_table(*played: Evaluation) -> Table:
     """How games went for each role that the policy played, and for all its roles, which it takes in turn."""
     table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     labels = _labelled(table, played)
-    for header in ("role", "games", "wins", "95% interval", "draws", "losses"):
+    for header in ("role", "games", "wins", "95% interval", "draws", "losses", "unfinished"):
         table.add_column(header, justify="left" if header == "role" else "right", no_wrap=True)
     for each, label in zip(played, labels, strict=True):
         for tag in dict.fromkeys(tag for tag, _ in each.by_role):
@@ -321,8 +321,8 @@ def wins_table(*played: Evaluation) -> Table:
                 low, high = wilson_interval(found[Result.WIN], games)
                 rates = {result: f"{found[result] / games:.1%}" for result in Result}
                 interval = f"{100 * low:.1f}-{high:.1%}"
-                cells = (rates[Result.WIN], interval, rates[Result.DRAW], rates[Result.LOSS])
-                table.add_row(*label, tag, role, str(games), *cells)
+                others = (rates[each] for each in (Result.DRAW, Result.LOSS, Result.UNFINISHED))
+                table.add_row(*label, tag, role, str(games), rates[Result.WIN], interval, *others)
             table.add_section()
     return table
 

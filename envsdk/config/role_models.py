@@ -126,7 +126,8 @@ class Opponent(Section):
     """A model that plays against the policy and is not trained. One engine answers for it."""
 
     pretrain: str | None = None
-    """Folder of its model, a checkpoint, a run, or a model's name; the run's `pretrain` when absent."""
+    """Folder of its model, a checkpoint or a run, on every node that plays; or a model's name. The run's
+    `pretrain` when absent."""
     refresh_steps: PositiveInt | None = None
     """Training steps after which it gets the weights of the run's newest checkpoint, a multiple of
     `save_steps`: a past version of the policy. It never changes when absent."""

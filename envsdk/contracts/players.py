@@ -61,3 +61,5 @@ class Result(StrEnum):
     DRAW = "draw"
     """It shares the highest score."""
     LOSS = "loss"
+    UNFINISHED = "unfinished"
+    """A limit ended the episode while it shared the highest score."""

@@ -288,7 +288,9 @@ class Trajectory:
         best = max(seat.score for seat in self.seats.values())
         if self.seats[role].score < best:
             return Result.LOSS
-        return Result.WIN if [seat.score for seat in self.seats.values()].count(best) == 1 else Result.DRAW
+        if [seat.score for seat in self.seats.values()].count(best) == 1:
+            return Result.WIN
+        return Result.UNFINISHED if self.outcome is Outcome.TRUNCATED else Result.DRAW
 
     def part(self, segment: Segment) -> Trajectory:
         """The episode as one of its lines: that segment's own turns and its tokens.

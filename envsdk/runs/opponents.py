@@ -49,19 +49,22 @@ class Opponents:
         return {name: actor for group in self.groups.values() for name, actor in group.actors.items()}
 
     async def start(self) -> None:
-        """Load the models."""
-        for group in self.groups.values():
+        """Load the models; those that never change play from now on."""
+        for name, group in self.groups.items():
             await group.start()
             await group.choose_transport()
+            if self._sources[name] is None:
+                await group.publish(0)
 
     async def refresh(self, step: int) -> None:
-        """Give each the weights that it plays with before training step `step`, unless it has them."""
-        for name, opponent in self._config.opponents.items():
-            every, source = opponent.refresh_steps, self._sources[name]
-            of_step = 0 if every is None else step - step % every
-            if self._playing.get(name) == of_step:
+        """Give past versions the weights that they play with before training step `step`, unless they have
+        them."""
+        for name, source in self._sources.items():
+            every = self._config.opponents[name].refresh_steps
+            of_step = step - step % (every or 1)
+            if source is None or self._playing.get(name) == of_step:
                 continue
-            if source is not None and of_step:
+            if of_step:
                 folder = folder_of(self._config.run_folder, of_step)
                 source.hold(await asyncio.to_thread(source.checked, folder.resolve()))
             await self.groups[name].publish(of_step)

@@ -27,10 +27,13 @@ from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.tic_tac_toe import SPEC
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.policies import opponents
+from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import TaskListLeases
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch
+from envsdk.runs.rollout_metrics import rollout_metrics
 
 
 class TokenPolicy(Policy):
@@ -140,8 +143,10 @@ async def test_each_role_earns_what_the_rules_pay_it(players: Players, seed: int
     scores = {role: seat.score for role, seat in episode.seats.items()}
     assert sum(scores.values()) == 0
     results = {role: episode.result_of(role) for role in scores}
-    assert set(results.values()) in ({Result.WIN, Result.LOSS}, {Result.DRAW})
-    assert all(scores[role] == {"win": 1, "draw": 0, "loss": -1}[results[role]] for role in scores)
+    tie = Result.DRAW if episode.outcome is Outcome.TERMINATED else Result.UNFINISHED
+    assert set(results.values()) in ({Result.WIN, Result.LOSS}, {tie})
+    paid = {Result.WIN: 1, Result.LOSS: -1, tie: 0}
+    assert all(scores[role] == paid[results[role]] for role in scores)
     for role, score in scores.items():
         own = [turn for turn in episode.turns if turn.role == role]
         penalties = 0.25 * sum(turn.metrics["action_is_valid"] == 0 for turn in own)
@@ -276,3 +281,29 @@ def test_a_list_of_players_moves_on_by_one_role_from_task_to_task(
     players: Players, task: int, found: list[str]
 ) -> None:
     assert list(seated(players, ["x", "y", "z"], task).values()) == found
+
+
+async def test_a_group_of_self_play_is_dropped_only_where_no_role_has_anything_to_learn() -> None:
+    filters = GroupFilters(["zero_variance"], limit=100)
+    groups = [await self_play(1, 6), await self_play(1, 1) * 3]
+    # The sum over both roles never differs in a zero-sum game; what each role earned does.
+    assert [filters.judge(group, is_awaited=True) is None for group in groups] == [True, False]
+    shares = [
+        rollout_metrics(RolloutBatch(version=5, groups=[group]))["rollout/zero_variance_groups_share"]
+        for group in groups
+    ]
+    assert shares == [0.0, 1.0]
+
+
+async def test_metrics_count_wins_by_role_and_validity_of_the_policy_alone() -> None:
+    invalid = TokenPolicy(invalid=0.5)
+    group = [
+        await play(setup_of([POLICY, "past"]), TokenPolicy(), others={"past": invalid}, seed=seed, task=seed)
+        for seed in range(8)
+    ]
+    metrics = rollout_metrics(RolloutBatch(version=5, groups=[group]))
+    assert metrics["env/action_is_valid"] == 1.0
+    for role in "XO":
+        rates = [metrics[f"players/{result}/Game/{role}"] for result in Result]
+        assert sum(rates) == pytest.approx(1.0)
+    assert metrics["success/Game"] == np.mean([each.has_won for each in group])

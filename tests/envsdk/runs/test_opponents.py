@@ -42,6 +42,12 @@ class Group:
         self.weights = weights
         self.published: list[tuple[int, str | None]] = []
 
+    async def start(self) -> None:
+        """Nothing is loaded."""
+
+    async def choose_transport(self) -> None:
+        """Nothing travels."""
+
     async def publish(self, version: int) -> None:
         self.published.append((version, self.weights and self.weights.held))
 
@@ -93,6 +99,7 @@ async def test_a_frozen_opponent_keeps_the_weights_of_its_folder(
         "custom_envs.SelfPlay.players=[policy,champion]",
         "custom_envs.AgainstRandom.players=[policy,server]",
     )
+    await found.start()
     for step in range(3):
         await found.refresh(step)
     champion, server = (found.groups[name] for name in ("champion", "server"))

@@ -33,8 +33,8 @@ def test_wins_are_counted_for_the_roles_of_the_policy_which_change(tmp_path: Pat
     again = evaluate(GAME, policy="oracle", opponent="random", num_episodes=60, out=tmp_path / "log")
     assert again.by_role == result.by_role
     table = wins_table(result)
-    assert [column.header for column in table.columns][-6:] == [
-        *("role", "games", "wins", "95% interval", "draws", "losses")
+    assert [column.header for column in table.columns][-7:] == [
+        *("role", "games", "wins", "95% interval", "draws", "losses", "unfinished")
     ]
     assert table.row_count == 3
 
