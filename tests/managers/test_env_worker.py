@@ -132,7 +132,7 @@ async def test_a_slot_asks_a_silent_engine_for_one_reply(model: Path) -> None:
     worker = worker_with(model, actor(exchange))
 
     def open_turns() -> int:
-        return len(worker._proxy._pending) if worker._proxy else 0
+        return len(worker._proxies[""]._pending) if worker._proxies else 0
 
     seen: list[int] = []
 

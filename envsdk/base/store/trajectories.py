@@ -187,14 +187,17 @@ _SEATS = _list(_struct(_SEAT))
 def _seat_lists(trajectories: Rows) -> pa.Array:
     pairs = [pair for trajectory in trajectories for pair in trajectory.seats.items()]
     offsets = _offsets(len(trajectory.seats) for trajectory in trajectories)
-    return pa.ListArray.from_arrays(offsets, _struct_array(_SEAT, pairs), type=_SEATS)
+    mask = pa.array([not trajectory.seats for trajectory in trajectories], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, _struct_array(_SEAT, pairs), type=_SEATS, mask=mask)
 
 
 def _seats_from_batch(batch: pa.RecordBatch) -> list[dict[str, Seat]]:
     if "seats" not in batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
     rows = batch.column("seats").to_pylist()
-    return [{each["role"]: Seat(player=each["player"], score=each["score"]) for each in row} for row in rows]
+    return [
+        {each["role"]: Seat(player=each["player"], score=each["score"]) for each in row or ()} for row in rows
+    ]
 
 
 _TOKENS = {
@@ -249,7 +252,7 @@ COLUMNS = (
     _each("env_s", pa.float64()),
     _each("worker", pa.string()),
     *map(_column_of_turns, ("follows", "roles")),
-    Column("seats", _SEATS, _seat_lists),
+    Column("seats", _SEATS, _seat_lists, is_nullable=True),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
