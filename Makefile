@@ -273,7 +273,7 @@ $(ADAPTERS_INSTALLED): pyproject.toml constraints-adapters.txt
 	@command -v $(CC) > /dev/null || { \
 		echo "make: there is no C compiler '$(CC)'. On Debian and Ubuntu: apt-get install gcc" >&2; exit 1; }
 	@$(ADAPTERS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(ADAPTERS_VENV)
-	$(ADAPTERS_BIN)/python -m pip install -c constraints-adapters.txt -e '.[reasoning-gym,gem,testing]' \
+	$(ADAPTERS_BIN)/python -m pip install -c constraints-adapters.txt -e '.[reasoning-gym,gem,pettingzoo,testing]' \
 		pytest-asyncio pytest-timeout
 	@touch $@
 

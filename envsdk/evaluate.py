@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from envsdk.base.store.tally import Tally, wilson_interval
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.contracts.players import Result
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.play import evaluation
 from envsdk.rollouts.play.eval_spec import (
@@ -89,8 +91,8 @@ class CommandOptions(EvaluateOptions):
     """What `envsdk eval` takes."""
 
     shown = (
-        "names", "list_all", "num_episodes", "samples_per_task", "policy", "epsilon", "models", "greedy",
-        "seed", "split", "tags", "reward", "endpoint", "endpoint_model", "api_key_env", "replies",
+        "names", "list_all", "num_episodes", "samples_per_task", "policy", "epsilon", "models", "opponent",
+        "greedy", "seed", "split", "tags", "reward", "endpoint", "endpoint_model", "api_key_env", "replies",
         "concurrency", "out", "json_file",
     )  # fmt: skip
 
@@ -202,6 +204,8 @@ def _print(played: Sequence[Evaluation]) -> None:
     """The tables, what failed, and where the episodes are."""
     console = _console()
     console.print(results_table(*played))
+    if any(each.by_role for each in played):
+        console.print(wins_table(*played))
     if any(each.samples_per_task > 1 for each in played):
         console.print(passes_table(*played))
     for each in played:
@@ -298,6 +302,28 @@ def passes_table(*played: Evaluation) -> Table:
                     str(found.num_tasks),
                     str(found.num_left_out),
                 )
+    return table
+
+
+def wins_table(*played: Evaluation) -> Table:
+    """How games went for each role that the policy played, and for all its roles, which it takes in turn."""
+    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    labels = _labelled(table, played)
+    for header in ("role", "games", "wins", "95% interval", "draws", "losses", "unfinished"):
+        table.add_column(header, justify="left" if header == "role" else "right", no_wrap=True)
+    for each, label in zip(played, labels, strict=True):
+        for tag in dict.fromkeys(tag for tag, _ in each.by_role):
+            by_role = {role: found for (of_tag, role), found in each.by_role.items() if of_tag == tag}
+            if len(by_role) > 1:
+                by_role["all"] = sum(by_role.values(), Counter())
+            for role, found in by_role.items():
+                games = found.total()
+                low, high = wilson_interval(found[Result.WIN], games)
+                rates = {result: f"{found[result] / games:.1%}" for result in Result}
+                interval = f"{100 * low:.1f}-{high:.1%}"
+                others = (rates[each] for each in (Result.DRAW, Result.LOSS, Result.UNFINISHED))
+                table.add_row(*label, tag, role, str(games), rates[Result.WIN], interval, *others)
+            table.add_section()
     return table
 
 

@@ -40,7 +40,8 @@ from envsdk.engines.endpoint.trajectories import trajectory
 from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.managers.env_host import EnvHost, EpisodeFailed, StepResult
-from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup, TrajEnvManager, prompt_too_long
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager, prompt_too_long
 
 MODEL_NAME = "policy"
 """The name that agents use as `model`."""
@@ -248,7 +249,11 @@ class LeasedEnvironment(SessionEnvironment):
         """Start the episode. Raises EpisodeFailed."""
         before = time.perf_counter()
         options = self._host.blueprint.reset_options(order.task)
-        self.observation, _ = await self._host.reset(order.seed, options)
+        self.observation, start = await self._host.reset(order.seed, options)
+        if start.get("roles"):
+            message = "an agent plays one role, and the environment has several: use TrajEnvManager"
+            failure = Failure(boundary=Boundary.CONFIGURATION, kind="players", message=message)
+            raise EpisodeFailed(failure)
         await self._hash_state()
         self._session.env_s += time.perf_counter() - before
 

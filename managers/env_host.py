@@ -143,10 +143,15 @@ def reset_result(answer: Any) -> tuple[str, Info]:
                 plain["tools"] = _functions(tools)
             if history := info.get("history"):
                 plain["history"] = _messages(history)
+            if roles := info.get("roles"):
+                plain["roles"], plain["role"] = list(map(_text, roles)), _text(info.get("role"))
             return str.__str__(observation), plain
     except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
         raise_if_from_the_user(error)
-    expected = "(observation: str, info: dict, whose tools and history are lists of JSON objects)"
+    expected = (
+        "(observation: str, info: dict, whose tools and history are lists of JSON objects, and whose roles "
+        "are a list of str, with the role whose turn it is)"
+    )
     raise _breach("reset", expected, answer)
 
 
@@ -160,7 +165,10 @@ def step_result(answer: Any) -> StepResult:
     except BaseException as error:  # noqa: BLE001 - boundary: environment, whose objects are looked at
         raise_if_from_the_user(error)
     expected = "(observation: str, reward: a finite number, terminated, truncated, info: dict)"
-    infos = "info['metrics'] a dict of finite numbers and info['details'] a JSON object"
+    infos = (
+        "info['metrics'] and info['rewards'] dicts of finite numbers, info['role'] a str and info['details'] "
+        "a JSON object"
+    )
     raise _breach("step", f"{expected} with {infos}", answer)
 
 
@@ -211,11 +219,21 @@ def _plain(info: Info) -> Info:
     plain = {**info, "success": bool(info.get("success", False))}
     if metrics := info.get("metrics"):
         plain["metrics"] = {str.__str__(str(name)): _finite(float(value)) for name, value in metrics.items()}
+    if rewards := info.get("rewards"):
+        plain["rewards"] = {_text(role): _finite(float(paid)) for role, paid in rewards.items()}
+    if "role" in info:
+        plain["role"] = _text(info["role"])
     if details := info.get("details"):
         if not isinstance(details, dict):
             raise TypeError
         plain["details"] = json.dumps(details, ensure_ascii=False)
     return plain
+
+
+def _text(value: Any) -> str:
+    if not issubclass(type(value), str):
+        raise TypeError
+    return str.__str__(value)
 
 
 def _finite(number: float) -> float:

@@ -28,7 +28,7 @@ from envsdk.base.processes.call_watch import CALLS
 from envsdk.base.processes.cpu_meter import CpuMeter, CpuUse
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.base.store.travel import DriverFiles
-from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.chat import ChatTokenizer, digests
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Rows, Task, Trajectory
 from envsdk.engines.engine_host import RayLink
@@ -36,7 +36,9 @@ from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.run_engines import RunEngines, offer
 from envsdk.engines.sampling import SamplingParams
-from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.policies import opponents
+from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 
 
 class WorkerId(NamedTuple):
@@ -63,7 +65,9 @@ class WorkerSetup:
     sequence_length: int
     turn_timeout_s: float
     engines: Mapping[str, Any]
-    """Name -> EngineHost actor."""
+    """Name -> EngineHost actor. Names of an opponent's begin with its own and a slash."""
+    opponents: Mapping[str, Path] = field(default_factory=dict)
+    """Name -> folder with the tokenizer of a model that plays against the policy."""
     engines_return: bool = False
     """A lost engine may come back: requests wait for it."""
     shares_prompts: bool = False
@@ -81,7 +85,8 @@ class WorkerSetup:
         for tag, setup in self.setups.items():
             env_config = self.driver_files.here_in(setup.blueprint.env_config)
             setups[tag] = replace(setup, blueprint=replace(setup.blueprint, env_config=env_config))
-        return replace(self, model=self.driver_files.here(self.model), setups=setups)
+        opponents = {name: self.driver_files.here(folder) for name, folder in self.opponents.items()}
+        return replace(self, model=self.driver_files.here(self.model), setups=setups, opponents=opponents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,8 @@ class EnvWorker(LeaseSource):
         self._setup = setup
         self._orders: dict[str, asyncio.Queue[EpisodeOrder | None]] = {}
         self._managers: dict[str, TrajEnvManager] = {}
-        self._proxy: InferenceProxy | None = None
+        self._proxies: dict[str, InferenceProxy] = {}
+        """Proxies by opponent; that of the policy's engines has no name."""
         self._links: list[RayLink] = []
         self._poll: LongPoll[FromWorker, list[ToWorker]] | None = None
         self._cpu = CpuMeter()
@@ -197,8 +203,12 @@ class EnvWorker(LeaseSource):
 
     async def _play(self, scheduler: Any) -> None:
         self._setup = await asyncio.to_thread(self._setup.here)
-        proxy = self._proxy = self._open_proxy()
-        policies = self._make_policies(proxy)
+        for name in ("", *self._setup.opponents):
+            self._proxies[name] = self._open_proxy(name)
+        chat = ChatTokenizer.load(self._setup.model)
+        offer(RunEngines(self._proxies[""], chat, self._setup.sequence_length))
+        model, others = self._setup.model, self._setup.opponents
+        chats = {name: chat_like(chat, model, folder) for name, folder in others.items()}
         for slot_id, tag in self._setup.slots.items():
             manager_class = load_plugin(
                 "envsdk.env_managers", self._setup.manager_classes.get(tag, "TrajEnvManager")
@@ -207,9 +217,13 @@ class EnvWorker(LeaseSource):
             self._managers[slot_id] = manager_class(
                 slot_id=slot_id,
                 setup=self._setup.setups[tag],
-                policy=policies[tag],
+                policy=self._policy("", chat, tag),
                 leases=self,
                 worker=str(self._worker_id),
+                opponents=opponents(
+                    self._setup.setups[tag].players,
+                    {name: self._policy(name, each, tag) for name, each in chats.items()},
+                ),
             )
         self._poll = LongPoll(
             lambda number, messages: scheduler.exchange.remote(self._worker_id, number, messages),
@@ -239,7 +253,8 @@ class EnvWorker(LeaseSource):
             polling.cancel()
             playing.cancel()
             await asyncio.gather(polling, playing, return_exceptions=True)
-            await proxy.close()
+            for proxy in self._proxies.values():
+                await proxy.close()
 
     async def _keep_polling(self) -> None:
         """Exchange messages. When one is lost, nobody knows which have arrived: this process then ends.
@@ -286,20 +301,21 @@ class EnvWorker(LeaseSource):
         self._poll.send(message)
 
     def _on_messages(self, messages: list[ToWorker]) -> None:
-        assert self._proxy is not None
         for message in messages:
             if isinstance(message, Play):
                 self._orders[message.slot_id].put_nowait(message.order)
             elif isinstance(message, Stop):
                 self._stop(message)
             elif isinstance(message, EngineJoined):
-                self._proxy.add_engine(message.name, self._link(message.actor))
+                self._proxies[_owner(message.name)].add_engine(message.name, self._link(message.actor))
             elif isinstance(message, EngineLeft):
-                self._proxy.drain_engine(message.name)
+                self._proxies[_owner(message.name)].drain_engine(message.name)
             elif message is Control.SUSPEND:
-                self._proxy.suspend()
+                for proxy in self._proxies.values():
+                    proxy.suspend()
             elif message is Control.RESUME:
-                self._proxy.resume()
+                for proxy in self._proxies.values():
+                    proxy.resume()
             else:
                 for orders in self._orders.values():
                     orders.put_nowait(None)
@@ -314,10 +330,10 @@ class EnvWorker(LeaseSource):
         assert order is None or order.lease_id == stop.lease_id
         self._send(Released(stop.slot_id, stop.lease_id))
 
-    def _open_proxy(self) -> InferenceProxy:
+    def _open_proxy(self, owner: str) -> InferenceProxy:
         # Routers prefer the first of equally loaded engines and know only their own requests: in one order,
         # all workers would begin with the same engine.
-        engines = list(self._setup.engines.items())
+        engines = [each for each in self._setup.engines.items() if _owner(each[0]) == owner]
         first = stable_seed("engines", str(self._worker_id)) % max(1, len(engines))
         proxy = InferenceProxy(
             {name: self._link(actor) for name, actor in engines[first:] + engines[:first]},
@@ -332,21 +348,27 @@ class EnvWorker(LeaseSource):
         self._links.append(link)
         return link
 
-    def _make_policies(self, proxy: InferenceProxy) -> dict[str, EnginePolicy]:
-        chat = ChatTokenizer.load(self._setup.model)
-        offer(RunEngines(proxy, chat, self._setup.sequence_length))
-        return {
-            tag: EnginePolicy(
-                proxy,
-                chat,
-                self._setup.generating,
-                sequence_length=self._setup.sequence_length,
-                max_new_tokens=setup.max_new_tokens,
-                structure=setup.structure,
-                shares_prompts=self._setup.shares_prompts,
-            )
-            for tag, setup in self._setup.setups.items()
-        }
+    def _policy(self, owner: str, chat: ChatTokenizer, tag: str) -> EnginePolicy:
+        setup = self._setup.setups[tag]
+        return EnginePolicy(
+            self._proxies[owner],
+            chat,
+            self._setup.generating,
+            sequence_length=self._setup.sequence_length,
+            max_new_tokens=setup.max_new_tokens,
+            structure=setup.structure,
+            shares_prompts=self._setup.shares_prompts and not owner,
+        )
+
+
+def chat_like(chat: ChatTokenizer, model: Path, other: Path) -> ChatTokenizer:
+    """The tokenizer in the folder `other`: `chat`, that of `model`, where both give texts the same tokens."""
+    return chat if digests(model) == digests(other) else ChatTokenizer.load(other)
+
+
+def _owner(engine: str) -> str:
+    """The opponent whose engine this is; empty for the policy's."""
+    return engine.rpartition("/")[0]
 
 
 def _kill_report_path(worker_id: WorkerId) -> Path:

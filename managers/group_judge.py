@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from envsdk.algorithms.group_filters import GroupFilter, GroupFilterEntry, load_filter
+from envsdk.algorithms.units import as_roles
 from envsdk.contracts.failures import RolloutStalled, describe_error
 from envsdk.contracts.trajectory import Trajectory
 
@@ -35,7 +36,7 @@ class GroupFilters:
         raises or returns neither text nor None.
         """
         for entry, function in zip(self._entries, self._filters, strict=True):
-            reason = _ask(entry.name, function, group) if entry.judges(group) else None
+            reason = _judged(entry.name, function, group) if entry.judges(group) else None
             if reason is None:
                 continue
             name = entry.label
@@ -60,6 +61,12 @@ class GroupFilters:
             f"{self._limit}. Loosen the filter, give the policy tasks it sometimes solves, raise "
             "actor_infer.generating_args.temperature or train_env_manager.group_size, or raise the limit"
         )
+
+
+def _judged(name: str, function: GroupFilter, group: Sequence[Trajectory]) -> str | None:
+    """Each role of the policy is asked about: the group goes where all are to go."""
+    reasons = [_ask(name, function, lived) for lived in as_roles(group)]
+    return reasons[0] if all(reasons) else None
 
 
 def _ask(name: str, function: GroupFilter, group: Sequence[Trajectory]) -> str | None:

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.env_worker import Play, Stop
+from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger import Ledger
 from envsdk.managers.ledger_types import Cancel, CancelReason, Command, Grant, Lease
 from envsdk.managers.slot_activity import SlotActivity
-from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_group import WorkerGroup
 
 AnyLedger = TypeVar("AnyLedger", bound=Ledger)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger_types import CancelReason
-from envsdk.managers.traj_env_manager import EpisodeOrder
 
 MAX_RESTARTS_WITHOUT_PROGRESS = 5
 

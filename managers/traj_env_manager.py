@@ -5,8 +5,8 @@
 Each manager runs its own loop and never waits for another. A trajectory is token-in-token-out: the policy
 appends the sampled tokens to the log of its line, and no text of a line is tokenized twice. There is one line
 unless prompts show only the last turns (`window`), or a summary of those before (`compact_at`): later turns
-then begin lines of their own. Managers need no Ray: an `EnvWorker` runs many of them in an actor, `collect`
-and `evaluate` run them in one process.
+then begin lines of their own. Each of several players has a line too. Managers need no Ray: an `EnvWorker`
+runs many of them in an actor, `collect` and `evaluate` run them in one process.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from envsdk.contracts.env import Info
 from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, describe_error
+from envsdk.contracts.players import POLICY, Players, Seat, seated
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.contracts.prompts import SUMMARY, AgentPrompts, Message, TagPrompts
+from envsdk.contracts.prompts import SUMMARY, AgentPrompts, TagPrompts
 from envsdk.contracts.seeds import stable_seed
-from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
+from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory
 from envsdk.engines.full_context import is_full_context
 from envsdk.engines.sampling import OutputStructure
-from envsdk.engines.tool_calls.reading import as_ended
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
+from envsdk.managers.episode import Episode, EpisodeOrder
 from envsdk.managers.hosts import open_host
 
 UNLIMITED_TURNS = 1_000_000
@@ -54,6 +54,8 @@ class TagSetup:
     """Tokens of a line from which on the policy is asked for a summary; 0: it never is."""
     compact_prompt: str = ""
     """What it is asked."""
+    players: Players = ()
+    """Who plays the roles of an environment of several players; empty: the policy plays them all."""
     max_episode_tokens: int = 0
     """Tokens of an episode from which on no turn begins; 0: no limit."""
 
@@ -68,20 +70,6 @@ class TagSetup:
             env_config={**self.blueprint.spec.kwargs, **self.blueprint.env_config},
             window=self.window,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeOrder:
-    """One episode to play, under one lease."""
-
-    lease_id: int
-    group_id: int
-    member: int
-    task: Task
-    seed: int
-    """For the environment's reset; the same for all members of a group."""
-    policy_seed: int
-    """For sampling; differs between members and attempts."""
 
 
 class LeaseSource(ABC):
@@ -114,10 +102,15 @@ class TrajEnvManager:
         policy: Policy,
         leases: LeaseSource,
         worker: str = "",
+        opponents: Mapping[str, Policy] | None = None,
     ) -> None:
+        """`opponents` are the players of the tag other than the policy, by name."""
         self.slot_id = slot_id
         self._setup = setup
         self._policy = policy
+        self._opponents = opponents or {}
+        chats = {name: getattr(each, "chat", None) for name, each in self._opponents.items()}
+        self._foreign = {n for n, chat in chats.items() if chat is not getattr(policy, "chat", None)}
         self._leases = leases
         self._worker = worker
         self._host = open_host(setup.blueprint)
@@ -172,7 +165,7 @@ class TrajEnvManager:
 
     async def play(self, order: EpisodeOrder) -> Trajectory:
         """Play one episode. Failures of environment, engine and policy become part of the trajectory."""
-        episode = _Episode(order, self._worker)
+        episode = Episode(order, self._worker, self._foreign)
         self._sampled = episode.log
         try:
             await self._play_turns(order, episode)
@@ -186,22 +179,26 @@ class TrajEnvManager:
                 episode.fail(prompt_too_long(self._setup.tag, full))
         return episode.finish()
 
-    async def _play_turns(self, order: EpisodeOrder, episode: _Episode) -> None:
+    async def _play_turns(self, order: EpisodeOrder, episode: Episode) -> None:
         setup, host = self._setup, self._host
         clock = time.perf_counter
         before = clock()
         observation, start = await host.reset(order.seed, host.blueprint.reset_options(order.task))
         episode.env_s += clock() - before
         episode.tools, episode.history = start.get("tools", ()), start.get("history", ())
+        episode.seats = self._seats(order, start)
+        role = start.get("role", "")
         for turn_index in range(setup.max_turns):
             if 0 < setup.max_episode_tokens <= len(episode.log):
                 return
             episode.final_observation = observation
+            if episode.seats:
+                episode.turn_to(role)
             state_hash = await host.state_hash() if setup.with_state_hashes else None
-            is_long = 0 < setup.compact_at <= len(episode.line)
-            if is_long and len(episode.turns) > episode.line_start:
+            is_long = 0 < setup.compact_at <= len(episode.line.log)
+            if is_long and len(episode.turns) > episode.line.start:
                 asked = setup.compact_prompt
-                reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, role=SUMMARY)
+                reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, kind=SUMMARY)
                 episode.add_turn(asked, reply, 0.0, {}, state_hash, generate_s=generate_s, role=SUMMARY)
                 episode.begin_line(setup.shown)
             elif 0 < setup.window <= turn_index:
@@ -217,7 +214,10 @@ class TrajEnvManager:
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
             env_s = clock() - before
             episode.env_s += env_s
-            episode.add_turn(observation, reply, reward, info, state_hash, generate_s=generate_s, env_s=env_s)
+            episode.add_turn(
+                observation, reply, reward, info, state_hash, generate_s=generate_s, env_s=env_s, role=role
+            )
+            role = info.get("role", "")
             observation = episode.final_observation = next_observation
             episode.success = info["success"]
             if terminated or truncated:
@@ -227,36 +227,53 @@ class TrajEnvManager:
     async def _ask(
         self,
         order: EpisodeOrder,
-        episode: _Episode,
+        episode: Episode,
         turn_index: int,
         prompt: str,
         observation: str,
         *,
-        role: str = "",
+        kind: str = "",
     ) -> tuple[Reply, float]:
-        """The policy's reply, and the seconds until it came."""
-        setup = self._setup
+        """The player's reply, and the seconds until it came."""
+        setup, line, role = self._setup, episode.line, episode.role
         context = TurnContext(
-            system=setup.prompts.system,
+            system=setup.prompts.system_of(role),
             prompt=prompt,
             observation=observation,
             turn_index=turn_index,
             num_actions_left=setup.max_turns - turn_index,
             env=self._host,
-            seed=stable_seed(order.policy_seed, turn_index, *([role] if role else [])),
-            log=episode.line,
-            session_id=episode.trajectory_id,
+            seed=stable_seed(order.policy_seed, turn_index, *([kind] if kind else [])),
+            log=line.log,
+            session_id=f"{episode.trajectory_id}/{role}" if role else episode.trajectory_id,
             prompt_group=None if turn_index else order.group_id,
             tools=episode.tools,
             turns=episode.turns,
-            line_start=episode.line_start,
-            history=[*episode.history, *episode.carried] if episode.carried else episode.history,
+            line_start=line.start,
+            role=role,
+            history=[*episode.history, *line.carried] if line.carried else episode.history,
         )
         before = time.perf_counter()
-        reply = await _act(self._policy, context)
+        reply = await _act(self._player_of(episode), context)
         generate_s = time.perf_counter() - before
         episode.generate_s += generate_s
         return reply, generate_s
+
+    def _player_of(self, episode: Episode) -> Policy:
+        player = POLICY if not episode.seats else episode.seats[episode.role].player
+        return self._policy if player == POLICY else self._opponents[player]
+
+    def _seats(self, order: EpisodeOrder, start: Info) -> dict[str, Seat]:
+        """Who plays which role. EpisodeFailed where `players` does not fit the environment's roles."""
+        try:
+            players = seated(self._setup.players, start.get("roles", ()), order.task.index)
+            if players and (self._setup.window or self._setup.compact_at):
+                raise ValueError("each player's prompts show all of its turns: set context: append")
+        except ValueError as error:
+            message = f"custom_envs.{self._setup.tag}.players: {error}"
+            failure = Failure(boundary=Boundary.CONFIGURATION, kind="players", message=message)
+            raise EpisodeFailed(failure) from error
+        return {role: Seat(player=player, score=0.0) for role, player in players.items()}
 
 
 async def _act(policy: Policy, context: TurnContext) -> Reply:
@@ -295,108 +312,3 @@ def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
         )
     message = f"the first prompt of tag {tag!r} {problem}"
     return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)
-
-
-@dataclass(slots=True)
-class _Episode:
-    """The running episode; becomes a Trajectory."""
-
-    order: EpisodeOrder
-    worker: str
-    trajectory_id: str = field(init=False)
-    log: TokenLog = field(default_factory=TokenLog)
-    """Tokens of all turns, in the order of time."""
-    line: TokenLog = field(init=False)
-    """Tokens of the present line; the same log until another line begins."""
-    turns: list[Turn] = field(default_factory=list)
-    history: Sequence[Message] = ()
-    """Messages before the first observation."""
-    carried: Sequence[Message] = ()
-    """Turns of earlier lines that the present one shows again."""
-    line_start: int = 0
-    """The present line's first turn."""
-    _num_copied: int = 0
-    """How many of a later line's tokens are in `log`."""
-    outcome: Outcome = Outcome.TRUNCATED
-    failure: Failure | None = None
-    success: bool = False
-    final_observation: str = ""
-    tools: Sequence[Mapping[str, Any]] = ()
-    started_at: float = field(default_factory=time.time)
-    generate_s: float = 0.0
-    env_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.trajectory_id = f"{self.order.task.split}-{self.order.lease_id}"
-        self.line = self.log
-
-    def begin_line(self, shown: TagPrompts) -> None:
-        """The next turn begins a line, whose prompt shows of the turns before what `shown` says."""
-        self.line_start, self._num_copied, self.line = len(self.turns), 0, TokenLog()
-        self.carried = shown.spoken(self.turns, shown.carried(self.turns, self.line_start))
-
-    def _place(self) -> int:
-        """Take over what is new in the line. Returns how far behind its places its tokens stand in `log`."""
-        if self.line is self.log:
-            return 0
-        shift = len(self.log) - self._num_copied
-        self.log.extend(self.line, self._num_copied)
-        self._num_copied = len(self.line)
-        return shift
-
-    def add_turn(
-        self,
-        observation: str,
-        reply: Reply,
-        reward: float,
-        info: Info,
-        state_hash: str | None,
-        *,
-        generate_s: float,
-        env_s: float = 0.0,
-        role: str = "",
-    ) -> None:
-        shift = self._place()
-        self.turns.append(
-            Turn(
-                observation=observation,
-                reply=reply.text,
-                reward=reward,
-                response_start=reply.response_start + shift,
-                response_end=reply.response_end + shift,
-                finish_reason=reply.finish_reason,
-                metrics=as_ended(info.get("metrics") or {}, reply.finish_reason),
-                state_hash=state_hash,
-                details=info.get("details"),
-                generate_s=generate_s,
-                env_s=env_s,
-                follows=-1 if self.line_start == len(self.turns) > 0 else None,
-                role=role,
-            )
-        )
-
-    def fail(self, failure: Failure) -> None:
-        self.outcome = Outcome.FAILED
-        self.failure = failure
-        self.success = False
-
-    def finish(self) -> Trajectory:
-        order = self.order
-        return Trajectory(
-            trajectory_id=self.trajectory_id,
-            group_id=order.group_id,
-            task=order.task,
-            seed=order.seed,
-            outcome=self.outcome,
-            success=self.success,
-            turns=self.turns,
-            tokens=self.log.arrays() if len(self.log) else None,
-            failure=self.failure,
-            final_observation=self.final_observation,
-            started_at=self.started_at,
-            ended_at=time.time(),
-            generate_s=self.generate_s,
-            env_s=self.env_s,
-            worker=self.worker,
-            tools=self.tools,
-        )

@@ -46,6 +46,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
         max_new_tokens=max_new_tokens,
         structure=output_structure(custom.structured_output),
         window=custom.shown_turns,
+        players=custom.players or (),
         compact_at=custom.compact_at or 0,
         compact_prompt=custom.compact_prompt,
         max_episode_tokens=custom.max_episode_tokens or 0,
@@ -84,6 +85,7 @@ def worker_setups(
     split: str,
     model: Path,
     engines: Mapping[str, Any],
+    opponents: Mapping[str, Path] | None = None,
     driver_files: DriverFiles | None = None,
 ) -> dict[str, WorkerSetup]:
     """The setup of each worker there may be, by name. The slots of a tag are spread evenly over the workers.
@@ -111,6 +113,7 @@ def worker_setups(
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
+            opponents=opponents or {},
             engines_return=True,
             driver_files=driver_files or DriverFiles(),
             shares_prompts=config.shares_prompts,

@@ -16,6 +16,7 @@ RewardGrouping = Literal["none", "group", "tag", "batch"]
 RewardLevel = Literal["turn", "trajectory", "return"]
 DifficultyWeight = Literal["none", "learnability", "hard"]
 WhitenOver = Literal["batch", "tag"]
+AdvantageUnit = Literal["episode", "segment", "role"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
@@ -45,6 +46,9 @@ class AdvantageKeys(StrictSettings):
     critic_warmup: int = Field(default=0, ge=0)
     """`gae`: training steps at the start of the run that move the value head alone."""
 
+    advantage_unit: AdvantageUnit | None = None
+    """What has one reward and is compared in its group: the `episode`; each `segment`, with all others; or
+    with those of its `role`. When absent, `role` for environments of several players, else `episode`."""
     reward_normalize_mean: RewardGrouping = "none"
     """Trajectories whose mean reward is taken off each one's reward."""
     reward_normalize_std: RewardGrouping = "none"

@@ -76,7 +76,7 @@ class AdvantageSample:
         return cls(
             group_id=trajectory.group_id,
             response_mask=np.ones(len(turns), np.int8) if tokens is None else tokens.response_mask,
-            turn_rewards=[turn.reward for turn in turns],
+            turn_rewards=[turn.reward if trajectory.is_own(turn.role) else 0.0 for turn in turns],
             turn_spans=[
                 (index, index + 1) if tokens is None else (turn.response_start, turn.response_end)
                 for index, turn in enumerate(turns)

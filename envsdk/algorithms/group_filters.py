@@ -45,7 +45,8 @@ class GroupFilter(Protocol):
         """Why to drop the group, in one line; None keeps it.
 
         `group` holds every member that reported, failed ones (`failure` set, no outcome) among them. Pure:
-        the same group has the same answer, in any order of its members.
+        the same group has the same answer, in any order of its members. Where the policy plays several roles,
+        it is asked for each, about the members as that role lived them.
         """
         ...
 

@@ -25,10 +25,12 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import seated
 from envsdk.contracts.prompts import PLACEHOLDERS
 from envsdk.engines.settings import EngineSettings
 
@@ -272,6 +274,7 @@ def _tags(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag)
         yield from _templates(path, env)
         yield from _environment(path, env)
+        yield from player_problems(path, env, config.opponents)
 
 
 def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
@@ -295,9 +298,15 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         return
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
-        registry.make(spec, **env.env_config).close()
+        made = registry.make(spec, **env.env_config)
     except (ConfigurationError, TypeError) as error:
         yield Problem((*path, "env_config"), str(error))
+        return
+    made.close()
+    try:
+        seated(env.players or (), made.roles, 0)
+    except ValueError as error:
+        yield Problem((*path, "players"), str(error))
         return
     yield from _turns(path, env, spec)
 
@@ -369,6 +378,9 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
+    for each, opponent in config.opponents.items():
+        if (strategy := opponent.strategy_args) is not None:
+            yield ("opponents", each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):
         yield ("trackers", i), tracker, plugins.TRACKERS
@@ -383,6 +395,7 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
+    yield from opponent_problems(config)
     for name in ("actor_train", "actor_infer", "reference"):
         role = getattr(config, name)
         for key in role.model_args.keys() & role.strategy_args.strategy_config.keys():

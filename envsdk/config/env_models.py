@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from envsdk.config.section import Names, OwnGeneratingArgs, Section, interleave, split_evenly
 from envsdk.contracts import run_limits
+from envsdk.contracts.players import POLICY, player_names
 
 
 class StructuredOutput(Section):
@@ -168,6 +169,10 @@ class CustomEnv(Section):
     """System prompt, shown as it is; the environment's own when absent, none when empty."""
     agent_template: str = "{observation}"
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
+    players: Annotated[list[str], Field(min_length=1)] | dict[str, str] | None = None
+    """Who plays the roles of an environment of several players: a list, which moves on by one role from task
+    to task, or a mapping by role. `policy` is trained; others are `random`, `oracle`, another policy by name,
+    or one of `opponents`. The policy plays all roles when absent."""
     context: Literal["append", "window", "step", "compact"] = "append"
     """What a prompt shows: all turns, the last `context_window` ones, this one alone, or the turns since the
     last summary. All but `append` make several segments of an episode."""
@@ -203,6 +208,21 @@ class CustomEnv(Section):
             if not is_given and self.context == kind:
                 raise ValueError(f"context: {kind} needs {key}")
         return self
+
+    @model_validator(mode="after")
+    def _players_include_the_policy(self) -> Self:
+        if self.players is not None and POLICY not in self.player_names:
+            raise ValueError(f"players: none of them is {POLICY}, the player that is trained; name it")
+        if self.players is not None and self.context != "append":
+            raise ValueError(
+                f"players need context: append, not {self.context}: each one is shown its own turns"
+            )
+        return self
+
+    @property
+    def player_names(self) -> list[str]:
+        """The names in `players`, each once."""
+        return player_names(self.players or ())
 
     @property
     def shown_turns(self) -> int:

@@ -42,6 +42,7 @@ ENV_MANAGERS = "envsdk.env_managers"
 GROUP_FILTERS = "envsdk.group_filters"
 SETTINGS = "envsdk.settings"
 POLICY_LOSSES = "envsdk.policy_losses"
+POLICIES = "envsdk.policies"
 
 
 def is_importable(dotted_name: str) -> bool:

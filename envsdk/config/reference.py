@@ -41,6 +41,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`rewards.DOMAIN.query_filter_config`", rlvr_models.QueryFilter),
     ("`actor_infer`", role_models.ActorInfer),
     ("`actor_infer.generating_args`", GeneratingArgs),
+    ("`opponents.NAME`", role_models.Opponent),
     ("`reference`", role_models.Reference),
     ("`strategy_args` of a role", role_models.StrategyArgs),
     ("`warm_start`", models.WarmStartArgs),

@@ -122,5 +122,20 @@ class ActorInfer(Role):
         return self.min_engines or self.num_engines, self.max_engines or self.num_engines
 
 
+class Opponent(Section):
+    """A model that plays against the policy and is not trained. One engine answers for it."""
+
+    pretrain: str | None = None
+    """Folder of its model, a checkpoint or a run, on every node that plays; or a model's name. The run's
+    `pretrain` when absent."""
+    refresh_steps: PositiveInt | None = None
+    """Training steps after which it gets the weights of the run's newest checkpoint, a multiple of
+    `save_steps`: a past version of the policy. It never changes when absent."""
+    strategy_args: EngineStrategy | None = None
+    """Which engine, and its own settings; that of `actor_infer` when absent."""
+    device_mapping: DeviceMapping = None
+    """Accelerators of the engine, as a list or as `list(range(0,4))`; absent, it chooses its own."""
+
+
 class Reference(TrainerRole):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""

@@ -37,9 +37,17 @@ class TextEnv(gymnasium.Env[str, str]):
     them. A model's chat template gets them with the first prompt. It may also hold `history`: messages
     (`role`, `content`) that stand before the first observation in the chat, such as worked examples.
 
+    An environment of several players names their `roles`, the same ones in the same order for every task, and
+    repeats them in `info["roles"]` of `reset`. `info["role"]` of `reset` and `step` is the role whose turn it
+    is: the observation is for that role alone. `info["rewards"]` of `step` is what the rules pay in that
+    step, by role; one that is left out gets 0. `reward` is what the role that replied gets, less penalties.
+
     The optional abilities below raise NotImplementedError unless overridden; `abilities()` tells
     which are, and `envsdk.testing` tests each one that is.
     """
+
+    roles: Sequence[str] = ()
+    """Names of the players; empty where there is one."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
@@ -95,6 +103,9 @@ class AsyncTextEnv(gymnasium.Env[str, str]):
 
     `envsdk.as_sync` makes a `TextEnv` of it, as `envsdk.make` and `gymnasium.make` do.
     """
+
+    roles: Sequence[str] = ()
+    """As of `TextEnv`."""
 
     @abstractmethod
     async def reset(  # type: ignore[override]

@@ -56,13 +56,20 @@ class TurnContext:
     tools: Sequence[Mapping[str, Any]] = ()
     """Functions that a reply may call, for the chat template: `info["tools"]` of the reset."""
     turns: Sequence[Turn] = ()
-    """The episode's turns before this one. Read only."""
+    """The episode's turns before this one, those of other players included. Read only."""
     line_start: int = 0
     """Which of them is the first that the prompt shows as a turn; those before it are left out, or in
     `history`."""
+    role: str = ""
+    """Whom to play, among several players. `log` is that role's alone; others see things it must not."""
     history: Sequence[Message] = ()
     """Messages before the first user message, such as worked examples: `info["history"]` of the reset. One
     in the role `system` takes the place of the tag's."""
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """Which of `turns` the prompt shows as turns: of the present line, and of `role` alone."""
+        return [n for n in range(self.line_start, len(self.turns)) if self.turns[n].role == self.role]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

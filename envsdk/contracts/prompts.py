@@ -35,6 +35,10 @@ class AgentPrompts:
     system: str = ""
     template: str = "{observation}"
 
+    def system_of(self, role: str) -> str:
+        """The system prompt of one of several players, whose name replaces `{role}`."""
+        return self.system.replace("{role}", role) if role else self.system
+
     def user(
         self, *, observation: str, turn_index: int, num_actions_left: int, max_response_length: int
     ) -> str:
@@ -77,7 +81,8 @@ class TagPrompts:
         numbers = range(len(turns)) if numbers is None else numbers
         first = numbers[0] if numbers else 0
         shown = self.spoken(turns, [*self.carried(turns, first), *numbers])
-        return [*opening(self.prompts.system, own_history(turns, first)), *shown]
+        system = self.prompts.system_of(turns[first].role if turns else "")
+        return [*opening(system, own_history(turns, first)), *shown]
 
     def carried(self, turns: Sequence[Turn], first: int) -> Sequence[int]:
         """Turns before a line's `first` that its prompt shows again: a summary, or those of the window."""
@@ -115,13 +120,14 @@ def conversation(
     max_turns: int,
     max_new_tokens: int,
     history: Sequence[Message] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[Message]:
-    """Turns as chat messages; no system message when the tag has no system prompt.
+    """Turns as chat messages, those with `numbers` or all; no system message where there is no system prompt.
 
     `history` are messages before the first user message; absent, those that the first turn's details name.
     """
     messages = opening(prompts.system, own_history(turns) if history is None else history)
-    numbers = range(len(turns))
+    numbers = range(len(turns)) if numbers is None else numbers
     return messages + spoken(turns, prompts, numbers, max_turns=max_turns, max_new_tokens=max_new_tokens)
 
 

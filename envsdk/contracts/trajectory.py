@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.contracts.failures import ConfigurationError, Failure
+from envsdk.contracts.players import POLICY, Result, Seat
 from envsdk.contracts.prompts import Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
@@ -244,6 +245,8 @@ class Trajectory:
     """The worker process that played it."""
     shown: TagPrompts | None = field(default=None, repr=False, compare=False)
     """What the observations were shown with. Not stored: readers and players of episodes know it by tag."""
+    seats: Mapping[str, Seat] = field(default_factory=dict)
+    """Who played each role, among several players; empty where there is one."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """Functions that the policy's chat template was given, as OpenAI's API describes them. Not stored."""
 
@@ -258,8 +261,49 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
-        """Sum of the turns' rewards."""
-        return float(sum(turn.reward for turn in self.turns))
+        """Sum of the rewards of the turns that the policy played."""
+        return float(sum(turn.reward for turn in self.turns if self.is_own(turn.role)))
+
+    def is_own(self, role: str) -> bool:
+        """Whether the policy plays this role."""
+        return role not in self.seats or self.seats[role].player == POLICY
+
+    def learns(self, segment: Segment) -> bool:
+        """Whether a token of the policy is in one of its segments."""
+        tokens = segment.tokens
+        return self.is_own(segment.role) and tokens is not None and bool(tokens.response_mask.any())
+
+    @property
+    def own_roles(self) -> list[str]:
+        """The roles that the policy plays, among several players."""
+        return [role for role in self.seats if self.is_own(role)]
+
+    @property
+    def has_won(self) -> bool:
+        """Whether a role that the policy plays won, among several players."""
+        return any(self.result_of(role) is Result.WIN for role in self.own_roles)
+
+    def result_of(self, role: str) -> Result:
+        """How it went for one of `seats`."""
+        best = max(seat.score for seat in self.seats.values())
+        if self.seats[role].score < best:
+            return Result.LOSS
+        if [seat.score for seat in self.seats.values()].count(best) == 1:
+            return Result.WIN
+        return Result.UNFINISHED if self.outcome is Outcome.TRUNCATED else Result.DRAW
+
+    def part(self, segment: Segment) -> Trajectory:
+        """The episode as one of its lines: that segment's own turns and its tokens.
+
+        With several players it succeeded where that line's role won.
+        """
+        seats, role = self.seats, segment.role
+        return replace(
+            self,
+            turns=segment.turns[segment.num_given_turns :],
+            tokens=segment.tokens,
+            success=self.result_of(role) is Result.WIN if role in seats else self.success,
+        )
 
     @property
     def oldest_version(self) -> int | None:

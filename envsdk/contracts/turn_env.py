@@ -64,6 +64,9 @@ class TurnResult:
     """Numbers worth averaging, kept with the turn beside `action_is_valid`."""
     details: Mapping[str, Any] | None = None
     """A JSON object for people to read, kept with the turn."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """What the rules pay, by role, in an environment of several players. The role that played gets its share
+    on top of `reward`."""
 
     def __post_init__(self) -> None:
         assign = object.__setattr__
@@ -131,6 +134,9 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
     - answers replies after the end: they change nothing and get no reward;
     - fills `info`: `success`, `metrics` with `action_is_valid`, `details`;
     - has spaces that hold any text.
+
+    An environment of several players names their `roles` and has a property `role`, whose turn it is; a reply
+    that does not parse leaves the turn to the same role. `observe` shows what that role may see.
 
     `STATE` names the attributes that hold the state. With it, `snapshot`, `restore` and `state_hash` are
     there as well. `oracle` and `legal_actions` are the author's to override, as in `TextEnv`.
@@ -216,13 +222,16 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
         self._turn_terminated = self._turn_success = False
         info = self.start(self.np_random, {} if options is None else options)
         self._was_reset, self.is_over = True, False
-        return self._observation(), {} if info is None else info
+        info = {} if info is None else info
+        if self.roles:
+            info = {**info, "roles": list(self.roles), "role": self.role}
+        return self._observation(), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self.is_over:
             return self._late()
         self.num_turns += 1
-        details = None
+        details, played, rewards = None, self.role if self.roles else "", dict[str, float]()
         try:
             result = self.play(self.parse(action))
         except InvalidAction as invalid:
@@ -232,7 +241,8 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
             metrics = {**invalid.metrics}
         else:
             self._turn_note = f"\n{result.note}" if result.note else ""
-            reward = result.reward - self.step_penalty
+            rewards = {role: float(paid) for role, paid in result.rewards.items()}
+            reward = result.reward + rewards.get(played, 0.0) - self.step_penalty
             terminated = result.terminated or False
             self._turn_success = result.success
             metrics = {**result.metrics}
@@ -241,6 +251,8 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
         if terminated or truncated:
             self.is_over, self._turn_terminated = True, terminated
         info: Info = {"success": self._turn_success, "metrics": metrics}
+        if self.roles:
+            info |= {"role": self.role, "rewards": rewards}
         if details is not None:
             info["details"] = details
         text = self.observe()
@@ -259,6 +271,11 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
         """Go on from what `get_state` of an instance with the same configuration returned."""
         for name, value in zip(self.STATE, copy.deepcopy(state), strict=True):
             setattr(self, name, value)
+
+    @property
+    def role(self) -> str:
+        """Whose turn it is. To override where there are `roles`."""
+        raise NotImplementedError(f"{type(self).__name__} names `roles` and has no property `role`")
 
     @staticmethod
     def answer_in(reply: str) -> str:
@@ -289,6 +306,8 @@ class TurnEnv(AnyTextSpaces, TextEnv, Generic[ActionT]):
         if not self._was_reset:
             raise ResetNeeded(f"{type(self).__name__.removesuffix('Env')}: call reset() before step()")
         info: Info = {"success": self._turn_success, "metrics": {}}
+        if self.roles:
+            info |= {"role": self.role, "rewards": {}}
         return self._observation(), 0.0, self._turn_terminated, not self._turn_terminated, info
 
 

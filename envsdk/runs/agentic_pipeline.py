@@ -177,7 +177,7 @@ class AgenticPipeline:
         """Compute advantages and take one trainer step. Failed and masked episodes are left out of it."""
         self.display.phase("training")
         self.has_trained = True
-        trajectories = learnable(batch.trajectories)
+        trajectories = learnable(batch.trajectories, self.config.algorithm.advantage_unit)
         with self.log.timed("train", Track.TRAINER, self.step):
             scores = await self._scores(trajectories)
             prepared = prepare_batch(

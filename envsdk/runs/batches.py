@@ -9,12 +9,14 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.algorithms.advantage_args import AdvantageUnit
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.kl import adapted_kl_coef
 from envsdk.algorithms.masks import masked
 from envsdk.algorithms.rewards import mean_kl
+from envsdk.algorithms.units import in_parts
 from envsdk.contracts.failures import TrainerError
 from envsdk.contracts.segments import Segment, last_segment
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
@@ -46,10 +48,10 @@ class PreparedBatch:
     """Why no trajectory is learned from, where that is so: `batch` is empty then, and there is no step."""
 
 
-def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def learnable(trajectories: Sequence[Trajectory], unit: AdvantageUnit | None = "episode") -> list[Trajectory]:
     """Trajectories with sampled tokens and an outcome; failed ones are masked out, never scored 0.
 
-    TrainerError when there is none.
+    They are in parts where `unit` says so. TrainerError when there is none.
     """
     found = [
         trajectory
@@ -62,7 +64,7 @@ def learnable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
             f"there is nothing to learn from in a batch of {len(trajectories)} episodes: {num_failed} failed "
             "and in none of the others did the policy write a token; look at the replies in the batch's file"
         )
-    return found
+    return in_parts(found, unit)
 
 
 def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> list[NDArray[np.int32]]:

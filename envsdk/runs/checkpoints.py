@@ -61,7 +61,7 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
     make_folder(folder)
     earlier = _in_order(folder)
     number = earlier[-1].state.number + 1 if earlier else 1
-    final = folder / f"step_{state.step:06d}"
+    final = folder_of(run_dir, state.step)
     for leftover in folder.glob(".step_*.removed"):
         shutil.rmtree(leftover, ignore_errors=True)
     with replaced_folder(final, "write the checkpoint") as partial:
@@ -73,6 +73,11 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
     for old in [each.folder for each in earlier if each.folder != final][: 1 - KEEP_LAST]:
         remove_folder(old)
     return final
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    """The checkpoint of this step."""
+    return run_dir / FOLDER / f"step_{step:06d}"
 
 
 def find_checkpoint(run_dir: Path, resume: str) -> Checkpoint | None:

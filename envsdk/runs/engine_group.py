@@ -71,6 +71,8 @@ class EngineGroupSpec:
     """Send differences to the update before."""
     dtype: str = "float32"
     """What float32 weights are sent as."""
+    key: str = "actor_infer"
+    """Where the file says so, for messages."""
     device_mapping: Sequence[int] | None = None
     """Accelerators, as many for each engine; they are reserved for engines that are not started too."""
     other_mappings: Sequence[Sequence[int] | None] = ()
@@ -94,7 +96,10 @@ class PlacedEngineHost(EngineHost):
 class EngineGroup:
     """Owner: the cluster; called from one event loop."""
 
-    def __init__(self, spec: EngineGroupSpec, weights: WeightSource, announce: Announce, say: Say) -> None:
+    def __init__(
+        self, spec: EngineGroupSpec, weights: WeightSource | None, announce: Announce, say: Say
+    ) -> None:
+        """Without `weights`, engines keep those of their folders."""
         self._spec = spec
         self._source = weights
         self._announce = announce
@@ -145,6 +150,8 @@ class EngineGroup:
 
         ConfigurationError when the way that is asked for does not exist.
         """
+        if self._source is None:
+            return
         trainer_node = await self._source.node_id()
         if await self._source.has_adapter():
             abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
@@ -178,6 +185,9 @@ class EngineGroup:
         """The trainer's weights to every engine that runs; None when none does."""
         async with self._weights:
             incarnations = self.pool.incarnations
+            if self._source is None:
+                self._do(self.pool.published(version, incarnations))
+                return None
             report = await self._update(incarnations, version)
             updated = report.engines if report is not None else ()
             for incarnation in incarnations:
@@ -264,7 +274,7 @@ class EngineGroup:
             mapping,
             placement=self._spec.placement,
             count=len(mapping),
-            key="actor_infer",
+            key=self._spec.key,
             of_what=f"{len(names)} engines of {per_engine}",
             error=EngineError,
         )
@@ -335,6 +345,9 @@ class EngineGroup:
             version = self.pool.version_for(incarnation)
             if version is None:
                 return
+            if self._source is None:
+                self._do(self.pool.given(incarnation, version))
+                return
             try:
                 report = await self._update([incarnation], version)
             except EngineError as error:
@@ -371,6 +384,7 @@ class EngineGroup:
     async def _update_by(
         self, transport: Transport, actors: Mapping[str, Any], version: int
     ) -> TransferReport | None:
+        assert self._source is not None
         return await update_engines(
             actors,
             self._source.send_weights,

@@ -73,6 +73,7 @@ class PlayedBatches(RolloutCluster):
 
         Episodes are played under it, unless the batch of `step` is on disk: they wait until those are used.
         """
+        await self.call(self.opponents.refresh(step))
         is_on_disk = step in self._folder.batches
         metrics = await self.give_weights(version, to_rollouts=not is_on_disk)
         self._pending_version = version if is_on_disk else None

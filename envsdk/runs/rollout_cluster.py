@@ -33,6 +33,7 @@ from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, w
 from envsdk.runs.batch_source import EngineStatus, Result, part_of_run
 from envsdk.runs.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.runs.node_watch import NodeWatch, address_of
+from envsdk.runs.opponents import Opponents
 from envsdk.weights.source import WeightSource
 
 
@@ -63,6 +64,7 @@ class RolloutCluster:
             driver_files = find_driver_files(config, [model])
         spec = replace(_engines_spec(config, model, trainer_mappings), driver_files=driver_files)
         self.engines = EngineGroup(spec, weights, self._announce, say)
+        self.opponents = Opponents(config, model, spec, self._announce, say)
 
         def setup(manager: EnvManagerArgs, split: str, ledger: LedgerConfig, **own: Any) -> SchedulerSetup:
             workers = worker_setups(
@@ -70,7 +72,8 @@ class RolloutCluster:
                 manager,
                 split=split,
                 model=model,
-                engines=self.engines.actors,
+                engines={**self.engines.actors, **self.opponents.actors},
+                opponents=self.opponents.folders,
                 driver_files=driver_files,
             )
             return SchedulerSetup(
@@ -109,6 +112,7 @@ class RolloutCluster:
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
         await self.call(self.engines.start())
+        await self.call(self.opponents.start())
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
         await self.call(self.engines.choose_transport())
@@ -138,11 +142,12 @@ class RolloutCluster:
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an actor's answer, or for the end of the engines; raises EnvsdkError for a failure."""
-        answer, failed = asyncio.ensure_future(awaitable), self.engines.failed
-        waited_for: set[asyncio.Future[Any]] = {answer, failed}
+        answer = asyncio.ensure_future(awaitable)
+        ends = [group.failed for group in (self.engines, *self.opponents.groups.values())]
+        waited_for: set[asyncio.Future[Any]] = {answer, *ends}
         await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
         with part_of_run(self._name_of, f"The checkpoints and batches in {self.config.run_folder}"):
-            if failed.done():
+            for failed in filter(asyncio.Future.done, ends):
                 answer.cancel()
                 failed.result()
             return answer.result()
@@ -216,6 +221,7 @@ class RolloutCluster:
         What takes longer ends with this process.
         """
         self.engines.close()
+        self.opponents.close()
         for watching in self._watching:
             watching.cancel()
         closing = [scheduler.close.remote() for scheduler in self._schedulers]

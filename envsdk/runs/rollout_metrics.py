@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from envsdk.algorithms.units import as_roles
 from envsdk.base.display.scores import failed_kinds, too_many_failed
+from envsdk.base.store.tally import results_by_role
+from envsdk.contracts.players import Result
 from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.engines.tool_calls.reading import ATTEMPT, AttemptStatus, attempt_of
@@ -129,6 +132,9 @@ def _scores(played: Sequence[Trajectory]) -> dict[str, float]:
         metrics[f"success/{tag}"] = _mean(member.success for member in members)
     for name in ("reward", "success") if by_tag else ():
         metrics[f"{name}/mean"] = _mean(metrics[f"{name}/{tag}"] for tag in by_tag)
+    for (tag, role), results in results_by_role(played).items():
+        for result in Result:
+            metrics[f"players/{result}/{tag}/{role}"] = results[result] / results.total()
     return metrics
 
 
@@ -156,7 +162,7 @@ def _turn_metrics(played: Sequence[Trajectory]) -> dict[str, float]:
     """Means over turns of the numbers that environments report in `info["metrics"]`, and shares of calls."""
     values: dict[str, list[float]] = defaultdict(list)
     for trajectory in played:
-        for turn in trajectory.turns:
+        for turn in (each for each in trajectory.turns if trajectory.is_own(each.role)):
             for name, value in turn.metrics.items():
                 values[name].append(value)
     means = {f"env/{name}": _mean(found) for name, found in sorted(values.items()) if ATTEMPT not in name}
@@ -186,7 +192,10 @@ def _merged_share(segments: Sequence[Sequence[Segment]]) -> float:
 
 
 def _has_no_variance(group: Sequence[Trajectory]) -> bool:
-    return len({member.total_reward for member in group if member.failure is None}) <= 1
+    return all(
+        len({member.total_reward for member in lived if member.failure is None}) <= 1
+        for lived in as_roles(group)
+    )
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -141,6 +141,11 @@ class AsyncRollouts:
 
     async def _start(self) -> None:
         config, began = self.config, time.monotonic()
+        for name in (name for name, each in config.opponents.items() if each.refresh_steps is not None):
+            raise ConfigurationError(
+                f"opponents.{name}.refresh_steps: its weights are those of checkpoints, and these rollouts "
+                "write none; leave it out, and name a folder as `pretrain`"
+            )
         self._stack.enter_context(only_run_in(config.run_folder))
         check_start(config)
         folder = self._folder = RunFolder.of_batches(config, self._state)

@@ -36,7 +36,7 @@ def requirements(extra: str) -> Iterator[Requirement]:
     [
         ("constraints.txt", "dev"),
         ("constraints-vllm.txt", "dev"),
-        ("constraints-adapters.txt", "reasoning-gym gem testing"),
+        ("constraints-adapters.txt", "reasoning-gym gem pettingzoo testing"),
         ("constraints-openenv.txt", "openenv testing"),
         ("constraints-peers.txt", "torch testing"),
         ("constraints-trackers.txt", "wandb mlflow trackio otel testing"),

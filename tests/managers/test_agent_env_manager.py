@@ -23,7 +23,8 @@ from envsdk.engines.mock import MockEngine
 from envsdk.engines.proxy import InferenceProxy, LocalLink
 from envsdk.engines.sampling import SamplingParams
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import play_tasks
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer

@@ -24,7 +24,8 @@ from envsdk.engines.sampling import SamplingParams
 from envsdk.managers import env_worker
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import EnvWorker, Finished, FromWorker, Play, ToWorker, WorkerId, WorkerSetup
-from envsdk.managers.traj_env_manager import EpisodeOrder, TagSetup
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 NUM_SLOTS = 24
@@ -131,7 +132,7 @@ async def test_a_slot_asks_a_silent_engine_for_one_reply(model: Path) -> None:
     worker = worker_with(model, actor(exchange))
 
     def open_turns() -> int:
-        return len(worker._proxy._pending) if worker._proxy else 0
+        return len(worker._proxies[""]._pending) if worker._proxies else 0
 
     seen: list[int] = []
 

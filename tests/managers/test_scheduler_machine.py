@@ -35,10 +35,10 @@ from envsdk.managers.env_worker import (
     WorkerId,
     WorkerSetup,
 )
+from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
-from envsdk.managers.traj_env_manager import EpisodeOrder
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 from tests.envsdk.engines.simulated_engines import VirtualTimeLoop

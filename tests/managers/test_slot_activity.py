@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.contracts.trajectory import Task
+from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.slot_activity import MAX_RESTARTS_WITHOUT_PROGRESS, RestartCounter, SlotActivity
-from envsdk.managers.traj_env_manager import EpisodeOrder
 
 ORDER = EpisodeOrder(
     lease_id=7, group_id=0, member=0, task=Task(tag="a", split="train", index=0), seed=0, policy_seed=0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory
-from envsdk.managers.traj_env_manager import EpisodeOrder
+from envsdk.managers.episode import EpisodeOrder
 from envsdk.rollouts.play.local_runner import HOPELESS_EPISODES, TaskListLeases
 from tests.trajectories import trajectory_with
 

@@ -14,7 +14,8 @@ from envsdk.contracts.prompts import AgentPrompts, conversation
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, Trajectory, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.env_host import EnvBlueprint
-from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import play_tasks
 from tests.managers.toy_envs import COUNTING, TROUBLESOME, CountingEnv
 

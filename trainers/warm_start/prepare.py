@@ -48,10 +48,10 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import TagPrompts, own_history
 from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Trajectory
+from envsdk.managers.policies import OraclePolicy, policy_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import MODEL, Player, make_player
-from envsdk.rollouts.play.policies import OraclePolicy, policy_class
 from envsdk.rollouts.play.source import resolve_source
 from envsdk.trainers.warm_start.imitation import Demonstration, imitate, imitation_trainer, tokens_of
 from envsdk.trainers.warm_start.tiny_policy import (
@@ -171,7 +171,7 @@ def _prompts_digest(config: RunConfig) -> dict[str, str]:
 def _options(config: RunConfig) -> dict[str, Any]:
     args = config.warm_start
     return {
-        "source": config,
+        "source": _alone(config),
         "num_episodes": args.num_episodes,
         "policy": args.demonstrator,
         "epsilon": args.epsilon,
@@ -179,10 +179,16 @@ def _options(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def _alone(config: RunConfig) -> RunConfig:
+    """The configuration in which the demonstrator plays the roles of opponents too."""
+    tags = {tag: each.model_copy(update={"players": None}) for tag, each in config.custom_envs.items()}
+    return config.model_copy(update={"custom_envs": tags})
+
+
 def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
     try:
         return make_player(
-            resolve_source(config), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+            resolve_source(_alone(config)), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
         )
     except ConfigurationError as error:
         if config.warm_start.demonstrator != OraclePolicy.name:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.base.display.scores import Score
+from envsdk.contracts.players import Result
 from envsdk.contracts.trajectory import Outcome, Trajectory
 
 Z_95 = 1.959963984540054
@@ -31,6 +32,15 @@ def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, flo
     low, high = (center - spread) / (1 + z2_n), (center + spread) / (1 + z2_n)
     # At the ends the formula is exact and floating point is not.
     return 0.0 if num_successes == 0 else low, 1.0 if num_successes == num_trials else high
+
+
+def results_by_role(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], Counter[Result]]:
+    """How episodes with an outcome went for the roles that the policy plays, by tag and role."""
+    found: dict[tuple[str, str], Counter[Result]] = {}
+    for trajectory in trajectories:
+        for role in trajectory.own_roles if trajectory.failure is None else ():
+            found.setdefault((trajectory.task.tag, role), Counter())[trajectory.result_of(role)] += 1
+    return found
 
 
 @dataclass(slots=True)

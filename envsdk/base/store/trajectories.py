@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from envsdk.base.store.atomic import atomic_file, storage_error
 from envsdk.contracts.failures import Boundary, Failure, StorageError, without_lone_surrogates
+from envsdk.contracts.players import Seat
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
@@ -140,7 +141,7 @@ _OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
     "roles": ("role", pa.string(), ""),
 }
 """Columns with a value for each turn: the attribute that each one holds, its type and its default."""
-_LATER = ("follows", "roles")
+_LATER = ("follows", "roles", "seats")
 """Columns that files of earlier versions do not have."""
 
 
@@ -173,6 +174,30 @@ def _failures(trajectories: Rows) -> pa.Array:
     none = Failure(boundary=Boundary.SCHEDULER, kind="", message="")
     mask = pa.array([failure is None for failure in failures], pa.bool_())
     return _struct_array(_FAILURE, [failure or none for failure in failures], mask)
+
+
+_SEAT = (
+    _each("role", pa.string(), itemgetter(0)),
+    _each("player", pa.string(), lambda pair: pair[1].player),
+    _each("score", pa.float64(), lambda pair: pair[1].score),
+)
+_SEATS = _list(_struct(_SEAT))
+
+
+def _seat_lists(trajectories: Rows) -> pa.Array:
+    pairs = [pair for trajectory in trajectories for pair in trajectory.seats.items()]
+    offsets = _offsets(len(trajectory.seats) for trajectory in trajectories)
+    mask = pa.array([not trajectory.seats for trajectory in trajectories], pa.bool_())
+    return pa.ListArray.from_arrays(offsets, _struct_array(_SEAT, pairs), type=_SEATS, mask=mask)
+
+
+def _seats_from_batch(batch: pa.RecordBatch) -> list[dict[str, Seat]]:
+    if "seats" not in batch.schema.names:
+        return [{} for _ in range(batch.num_rows)]
+    rows = batch.column("seats").to_pylist()
+    return [
+        {each["role"]: Seat(player=each["player"], score=each["score"]) for each in row or ()} for row in rows
+    ]
 
 
 _TOKENS = {
@@ -226,7 +251,8 @@ COLUMNS = (
     _each("generate_s", pa.float64()),
     _each("env_s", pa.float64()),
     _each("worker", pa.string()),
-    *map(_column_of_turns, _LATER),
+    *map(_column_of_turns, ("follows", "roles")),
+    Column("seats", _SEATS, _seat_lists, is_nullable=True),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -385,7 +411,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     """The inverse of `to_record_batch`; columns are found by name."""
     columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
     failures = batch.column("failure").to_pylist()
-    turns, tokens = _turns_from_batch(batch), _tokens_from_batch(batch)
+    turns, tokens, seats = _turns_from_batch(batch), _tokens_from_batch(batch), _seats_from_batch(batch)
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
     return [
         Trajectory(
@@ -394,6 +420,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
             outcome=Outcome(columns["outcome"][row]),
             turns=tuple(turns[first:last]),
             tokens=tokens[row],
+            seats=seats[row],
             failure=None
             if failure is None
             else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
@@ -183,11 +183,12 @@ class ChatPolicy(Policy):
 
     async def act(self, turn: TurnContext) -> Reply:
         messages = conversation(
-            turn.turns[turn.line_start :],
-            self._prompts,
+            turn.turns,
+            replace(self._prompts, system=turn.system),
             max_turns=self._max_turns,
             max_new_tokens=self._max_new_tokens,
             history=turn.history,
+            numbers=turn.shown,
         )
         messages.append({"role": "user", "content": turn.prompt})
         body = self._client.endpoint.body(messages, max_tokens=self._max_new_tokens, seed=turn.seed)

@@ -12,6 +12,7 @@ read and not played again.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,15 +26,20 @@ from envsdk.base.display.scores import MAX_FAILED_SHARE, too_many_failed
 from envsdk.base.plugins import plugin_names
 from envsdk.base.processes.supervised import Share, play_supervised
 from envsdk.base.settings.options import Argument, Count, Option, split_names
+from envsdk.base.settings.problems import describe
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.base.store.shards import fingerprint, utc_now
 from envsdk.base.store.source_digest import source_digest
-from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.base.store.tally import Tally, results_by_role, wilson_interval
 from envsdk.config import RunConfig
+from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name
-from envsdk.config.plugins import arguments, environment_class, environment_spec
+from envsdk.config.player_checks import BUILT_IN
+from envsdk.config.plugins import POLICIES, arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
+from envsdk.config.role_models import Opponent
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import POLICY, Result
 from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rollouts.play.eval_spec import ENTRY_POINT_GROUP, EvalSpec, evaluations_named
@@ -115,6 +121,11 @@ class Evaluation:
         return tallies
 
     @property
+    def by_role(self) -> dict[tuple[str, str], Counter[Result]]:
+        """How episodes with an outcome went for each tag and role that the policy played."""
+        return results_by_role(self.trajectories)
+
+    @property
     def total(self) -> Tally:
         return Tally.of(self.trajectories)
 
@@ -130,6 +141,7 @@ class Evaluation:
             **({"difference": difference.to_json()} if difference else {}),
             "total": {**_scores(self.total), **self._passes(None)},
             "by_tag": {tag: {**_scores(tally), **self._passes(tag)} for tag, tally in self.by_tag.items()},
+            **({"by_role": [_wins(*each) for each in self.by_role.items()]} if self.by_role else {}),
             "episodes": [_episode(trajectory) for trajectory in self.trajectories],
         }
 
@@ -166,6 +178,9 @@ class EvaluateOptions(TaskOptions):
     model: Annotated[Path | None, Option(metavar="FOLDER_OR_CHECKPOINT")] = None
     """For --policy model: a Hugging Face folder, a run, its checkpoints/step_N, or a model's name, such as
     smollm2. The YAML's `pretrain` when absent."""
+    opponent: Annotated[str | None, Option(metavar="NAME")] = None
+    """Who plays the other roles of environments of several players: oracle, random, another policy by name,
+    or what --model takes. The policy's role changes from task to task. As `players` says when absent."""
     greedy: bool = False
     """Sample at temperature 0."""
     seed: Annotated[int | None, Field(ge=0)] = None
@@ -204,6 +219,8 @@ def evaluate(
     """
     spec = spec or _spec_of(options)
     source = source_of_evaluation(options, spec)
+    if options.opponent is not None:
+        source = replace(source, config=_against(source.config, options.opponent))
     num_tasks = options.num_episodes or source.config.val_batch_size
     tasks_by_tag = source.episodes_by_tag(num_tasks, split=options.split, tags=options.tags)
     player = make_player(
@@ -343,8 +360,30 @@ def _scores(tally: Tally) -> dict[str, Any]:
     }
 
 
+def _wins(place: tuple[str, str], results: Counter[Result]) -> dict[str, Any]:
+    low, high = wilson_interval(results[Result.WIN], results.total())
+    counts = {result.value: results[result] for result in Result}
+    return {"tag": place[0], "role": place[1], **counts, "win_rate_95": [low, high]}
+
+
+def _against(config: RunConfig, opponent: str) -> RunConfig:
+    """The configuration with the policy and an opponent in every tag. Raises ConfigurationError."""
+    is_policy = any(opponent in names for names in (BUILT_IN, plugin_names(POLICIES), config.opponents))
+    models = config.opponents
+    if not is_policy and ":" not in opponent:
+        models, opponent = {"opponent": Opponent(pretrain=opponent)}, "opponent"
+    tags = {
+        tag: each.model_copy(update={"players": [POLICY, opponent]})
+        for tag, each in config.custom_envs.items()
+    }
+    config = config.model_copy(update={"custom_envs": tags, "opponents": models})
+    if problems := check(config, for_training=False):
+        raise ConfigurationError(describe(problems, source="--opponent", origin=lambda path: ""))
+    return config
+
+
 def _episode(trajectory: Trajectory) -> dict[str, Any]:
-    failure = trajectory.failure
+    failure, seats = trajectory.failure, trajectory.seats
     return {
         "tag": trajectory.task.tag,
         "index": trajectory.task.index,
@@ -352,6 +391,7 @@ def _episode(trajectory: Trajectory) -> dict[str, Any]:
         "outcome": trajectory.outcome.value,
         "success": trajectory.success,
         "reward": trajectory.total_reward,
+        **({"players": {role: seat.player for role, seat in seats.items()}} if seats else {}),
         "turns": len(trajectory.turns),
         "failure": None
         if failure is None

@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.contracts.policy import Policy
 from envsdk.contracts.trajectory import Task, Trajectory
-from envsdk.managers.traj_env_manager import EpisodeOrder, LeaseSource, TagSetup, TrajEnvManager
+from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.policies import opponents as opponents_of
+from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 
 _WORTH_REPEATING = frozenset(Boundary) - {Boundary.CONFIGURATION, Boundary.SCHEDULER}
 """Whose failures may not happen again."""
@@ -133,6 +135,7 @@ async def play_tasks(
     max_attempts: int = 1,
     group_size: int = 1,
     admit: Callable[[], Awaitable[None]] | None = None,
+    opponents: Callable[[TagSetup], Mapping[str, Policy]] | None = None,
 ) -> None:
     """Play `(position, task)` pairs, `num_slots_per_tag` at a time for each tag.
 
@@ -148,7 +151,11 @@ async def play_tasks(
     )
     managers = [
         (manager_classes or {}).get(tag, TrajEnvManager)(
-            slot_id=f"{tag}/{number}", setup=setup, policy=policy(setup), leases=leases
+            slot_id=f"{tag}/{number}",
+            setup=setup,
+            policy=policy(setup),
+            leases=leases,
+            opponents=opponents_of(setup.players, opponents(setup) if opponents else {}),
         )
         for tag, setup in setups.items()
         for number in range(num_slots_per_tag)

@@ -14,6 +14,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -165,11 +166,12 @@ def _parameters_of(function: Callable[..., Any], name: str) -> tuple[bool, bool]
 def messages_of(turn: TurnContext, setup: TagSetup) -> list[Message]:
     """The chat so far in OpenAI's form: system prompt, history, the turns before, and the user's message."""
     messages = conversation(
-        turn.turns[turn.line_start :],
-        setup.prompts,
+        turn.turns,
+        replace(setup.prompts, system=turn.system),
         max_turns=setup.max_turns,
         max_new_tokens=setup.max_new_tokens,
         history=turn.history,
+        numbers=turn.shown,
     )
     messages.append({"role": "user", "content": turn.prompt})
     return messages

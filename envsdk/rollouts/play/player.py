@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,11 @@ from envsdk.config.plugins import (
 )
 from envsdk.contracts.env import AnyTextEnv, Isolation
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import player_names
 from envsdk.contracts.policy import Policy
 from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.engines.rate_limits import PacedPolicy, RateGate
+from envsdk.managers.policies import REQUIRED_ABILITY, make_policy
 from envsdk.rollouts.play.model import (
     ModelSource,
     TinyPolicyMaker,
@@ -39,7 +42,6 @@ from envsdk.rollouts.play.model import (
     open_model,
 )
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
-from envsdk.rollouts.play.policies import REQUIRED_ABILITY, make_policy
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import Source
 from envsdk.rollouts.play.time_limits import TimeLimits
@@ -75,18 +77,21 @@ class Player:
     """A chat endpoint that plays; None for other policies."""
     form: PolicyForm | None = None
     """Plays instead of all these: a policy that a program brings along, not by name. Not picklable."""
+    opponents: Mapping[str, ModelSource] = field(default_factory=dict)
+    """Models that play against the policy, by name."""
     options: PlayOptions = field(default_factory=PlayOptions)
     """Replies, concurrency, retries, and the limits of this process's requests to a model."""
 
     def describe(self) -> dict[str, Any]:
         """What decides how a given task is played, as JSON."""
-        asked = self.model or self.chat
+        asked, rivals = self.model or self.chat, self.opponents
         return {
             "seed": self.seed,
             "policy": self.policy,
             "epsilon": self.epsilon,
             "model": None if asked is None else asked.describe(),
             **({"replies": list(self.options.replies)} if self.options.replies else {}),
+            **({"opponents": {name: each.describe() for name, each in rivals.items()}} if rivals else {}),
             **({"max_attempts": 1 + self.options.retries} if self.options.retries else {}),
             "tags": {
                 tag: {
@@ -98,6 +103,7 @@ class Player:
                     "agent_system_template": setup.prompts.system,
                     "agent_template": setup.prompts.template,
                     **({"context_window": setup.window} if setup.window else {}),
+                    **({"players": setup.players} if setup.players else {}),
                     **({"env_manager_cls": self.manager_classes[tag]} if tag in self.manager_classes else {}),
                 }
                 for tag, setup in self.setups.items()
@@ -163,7 +169,12 @@ class Player:
         """As `play`, on the loop that runs: see `play_tasks`. Cancelling it closes the environments."""
         from envsdk.rollouts.play.local_runner import play_tasks
 
-        async with self._policies() as policy:
+        async with AsyncExitStack() as stack:
+            policy = await stack.enter_async_context(self._policies())
+            models = {
+                name: await stack.enter_async_context(_engine_policies(each, None, is_own=False))
+                for name, each in self.opponents.items()
+            }
             await play_tasks(
                 tasks,
                 setups=self.setups,
@@ -177,6 +188,7 @@ class Player:
                 max_attempts=1 + self.options.retries,
                 group_size=group_size,
                 admit=admit,
+                opponents=lambda setup: {name: make(setup) for name, make in models.items()},
             )
 
     @property
@@ -240,7 +252,7 @@ async def _chat_policies(
 
 @asynccontextmanager
 async def _engine_policies(
-    model: ModelSource, gate: RateGate | None
+    model: ModelSource, gate: RateGate | None, *, is_own: bool = True
 ) -> AsyncIterator[Callable[[TagSetup], Policy]]:
     from envsdk.engines.engine_policy import EnginePolicy
     from envsdk.engines.run_engines import RunEngines, offer
@@ -257,7 +269,8 @@ async def _engine_policies(
         return PacedPolicy(policy, gate) if gate is not None else policy
 
     async with open_model(model) as (proxy, chat):
-        offer(RunEngines(proxy, chat, model.sequence_length))
+        if is_own:
+            offer(RunEngines(proxy, chat, model.sequence_length))
         yield engine_policy
 
 
@@ -293,10 +306,18 @@ def make_player(
         for tag in tags
     }
     seed = config.seed if chosen.seed is None else chosen.seed
+    rivals = _opponents(source, setups, greedy=greedy, seed=seed, make_tiny_policy=make_tiny_policy)
     if form is not None:
         form.check(config, list(setups))
         return Player(
-            setups=setups, policy=form.name, epsilon=0.0, seed=seed, model=None, form=form, options=options
+            setups=setups,
+            policy=form.name,
+            epsilon=0.0,
+            seed=seed,
+            model=None,
+            form=form,
+            options=options,
+            opponents=rivals,
         )
     if policy in (MODEL, ENDPOINT):
         if epsilon:
@@ -322,6 +343,7 @@ def make_player(
         )
     return Player(
         setups=setups,
+        opponents=rivals,
         manager_classes=manager_classes,
         policy=policy,
         epsilon=epsilon,
@@ -334,6 +356,33 @@ def make_player(
         else options.chat_endpoint(config.actor_infer.generating_args.sampling, greedy),
         options=options.model_copy(update={"limits": options.limits.share(num_processes)}),
     )
+
+
+def _opponents(
+    source: Source,
+    setups: Mapping[str, TagSetup],
+    *,
+    greedy: bool,
+    seed: int,
+    make_tiny_policy: TinyPolicyMaker | None,
+) -> dict[str, ModelSource]:
+    """The models among the players of these tags. ConfigurationError for one that only a run can have."""
+    found: dict[str, ModelSource] = {}
+    for name, each in source.config.opponents.items():
+        if not any(name in player_names(setup.players) for setup in setups.values()):
+            continue
+        if each.refresh_steps is not None:
+            raise ConfigurationError(
+                f"opponents.{name} is a past version of the policy, which there is while a run trains: name "
+                "another by --opponent, such as a checkpoint"
+            )
+        folder = None if each.pretrain is None else Path(each.pretrain)
+        model = model_source(source, folder, greedy, seed, make_tiny_policy)
+        if each.strategy_args is not None:
+            engine, settings = each.strategy_args.strategy_name, each.strategy_args.strategy_config
+            model = replace(model, engine=engine, settings=settings)
+        found[name] = model
+    return found
 
 
 def _check_abilities(setups: Mapping[str, TagSetup], policy: str, epsilon: float) -> None:

@@ -131,7 +131,7 @@ class Replayer:
             yield recorded, await task
 
     async def _play(self, recorded: Trajectory) -> Trajectory:
-        from envsdk.managers.traj_env_manager import EpisodeOrder
+        from envsdk.managers.episode import EpisodeOrder
 
         tag = recorded.task.tag
         free = self._free.setdefault(tag, [])
@@ -147,7 +147,15 @@ class Replayer:
         )
         replayed = await manager.play(order)
         free.append((manager, policy))
-        return replace(replayed, turns=_with_summaries(replayed.turns, recorded.turns))
+        replayed = replace(replayed, turns=_with_summaries(replayed.turns, recorded.turns))
+        if not recorded.seats.keys() == replayed.seats.keys() != set():
+            return replayed
+        # The recording plays all roles; who played them is known from it.
+        seats = {
+            role: replace(seat, player=recorded.seats[role].player) for role, seat in replayed.seats.items()
+        }
+        replayed = replace(replayed, seats=seats)
+        return replace(replayed, success=replayed.has_won)
 
     def _open(self, tag: str) -> tuple[TrajEnvManager, RecordedPolicy]:
         from envsdk.managers.traj_env_manager import TrajEnvManager
@@ -352,6 +360,7 @@ def _rescored(recorded: Trajectory, replayed: Trajectory, ignored: frozenset[str
         recorded,
         turns=tuple(turns),
         success=replayed.success,
+        seats=replayed.seats,
         final_observation=replayed.final_observation,
     )
 

@@ -31,11 +31,11 @@ from envsdk.config.section import GeneratingArgs
 from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError, show_object
 from envsdk.contracts.trajectory import Task, Trajectory
+from envsdk.managers.policies import BUILT_IN
 from envsdk.rollouts.play.local_engine import EngineForm, LocalEngine
 from envsdk.rollouts.play.options import ENDPOINT, SCRIPTED, PlayOptions, TaskOptions, in_python
 from envsdk.rollouts.play.own_policies import ClientForm, creates_completions, own_form
 from envsdk.rollouts.play.player import MODEL, Player, first_leaf, make_player
-from envsdk.rollouts.play.policies import BUILT_IN
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import Source, resolve_source
 from envsdk.rollouts.play.time_limits import TimeLimits

@@ -14,10 +14,11 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.masks import masked
+from envsdk.algorithms.units import in_parts, unit_of
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
-from envsdk.rollouts.results.arrays import segments_of
 
 
 def advantages(
@@ -40,10 +41,9 @@ def advantages(
             "advantages: a KL penalty needs the log-probabilities of a reference model, which only a trainer "
             "has; leave `init_kl_coef` at 0 and add the penalty to your loss"
         )
-    samples = [
-        replace(AdvantageSample.of(episode), group_id=group)
-        for episode, group in zip(episodes, group_ids, strict=True)
-    ]
+    unit = args.advantage_unit
+    numbered = [replace(each, group_id=group) for each, group in zip(episodes, group_ids, strict=True)]
+    samples = [AdvantageSample.of(each) for each in in_parts(numbered, unit)]
     if args.needs_state_hashes and any(each.state_hashes is None for each in samples):
         raise ConfigurationError(
             f"advantages: {estimator} needs a hash of the state that each turn was played in, and some of "
@@ -51,4 +51,16 @@ def advantages(
         )
     samples, _ = masked(args, samples)
     results = token_advantages(args, samples)
-    return [segment.take(results[number].advantages) for number, segment in segments_of(episodes)]
+    found, left = [], iter(result.advantages for result in results)
+    for episode in episodes:
+        of_episode = next(left) if unit_of(episode, unit) == "episode" else None
+        for segment in episode.segments():
+            if of_episode is not None:
+                found.append(segment.take(of_episode))
+            else:
+                found.append(next(left) if episode.learns(segment) else _zeros(segment))
+    return found
+
+
+def _zeros(segment: Segment) -> NDArray[np.float32]:
+    return np.zeros(len(segment.turns if segment.tokens is None else segment.tokens), np.float32)

@@ -30,6 +30,7 @@ GROUPS = (
     "event_loop",
     "text",
     "rewards",
+    "roles",
     "end",
     "snapshot",
     "oracle",

@@ -25,6 +25,8 @@ def solves_every_task(subject: Subject, seed: int) -> None:
     limit = min(subject.options.max_turns, subject.turn_limit or subject.options.max_turns)
     env = subject.make()
     turn = reset(env, seed)
+    if turn.info.get("roles"):
+        raise NotApplicable("it has several players: what one wins another loses")
     turns = 0
     while not turn.is_last:
         assert turns < limit, f"the oracle has not solved seed {seed} after {turns} turns"

@@ -14,7 +14,7 @@ from envsdk.envs.alfworld.games import LOOK, PICK, TASK_TYPES, Goal
 from envsdk.envs.alfworld.household import generate_game
 from envsdk.envs.alfworld.notebook import Notebook, parse_task
 from envsdk.envs.alfworld.searcher import SearchingPolicy, search
-from envsdk.rollouts.play.policies import make_policy
+from envsdk.managers.policies import make_policy
 
 seeds = st.integers(0, 2**62)
 task_types = st.sampled_from(TASK_TYPES)

@@ -20,6 +20,7 @@ from envsdk.contracts.failures import ConfigurationError
             "reasoning_gym",
             "reasoning-gym",
         ),
+        ("envsdk/PettingZoo-v1", {"id": "classic/tictactoe_v3"}, "pettingzoo", "pettingzoo"),
         ("envsdk/Verifiers-v1", {"id": "my-environment"}, "verifiers", "verifiers"),
     ],
 )

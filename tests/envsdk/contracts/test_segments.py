@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
+from envsdk.algorithms.units import in_parts
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.contracts.segments import last_segment, prompt_lengths
 from envsdk.contracts.trajectory import NO_VERSION, Turn
@@ -112,3 +115,27 @@ def test_a_turn_cannot_follow_one_that_is_not_before_it(follows: int) -> None:
     turns = [episode.turns[0], replace(episode.turns[1], follows=follows)]
     with pytest.raises(ValueError, match=f"turn 1 follows turn {follows}"):
         replace(episode, turns=turns).segments()
+
+
+@given(trees(), st.sampled_from(["segment", "role"]))
+def test_the_parts_of_an_episode_have_each_sampled_token_and_reward_once(
+    nodes: list[Node], unit: Literal["segment", "role"]
+) -> None:
+    episode = planted(nodes)
+    parts = in_parts([episode, replace(planted(nodes), group_id=1)], unit)
+    half = parts[: len(parts) // 2]
+    assert episode.tokens is not None
+    sampled = [
+        token
+        for part in half
+        if part.tokens is not None
+        for token in part.tokens.ids[part.tokens.response_mask == 1].tolist()
+    ]
+    assert sorted(sampled) == episode.tokens.ids[episode.tokens.response_mask == 1].tolist()
+    learned = [segment for segment in episode.segments() if episode.learns(segment)]
+    own = [number for segment in learned for number in segment.numbers[segment.num_given_turns :]]
+    assert sum(part.total_reward for part in half) == sum(episode.turns[number].reward for number in own)
+    # Groups stay apart, and so do roles where they are the unit.
+    labels = [(segment.role if unit == "role" else "") for segment in learned]
+    assert len({part.group_id for part in parts}) == 2 * len(set(labels))
+    assert [part.group_id for part in half] == [half[labels.index(label)].group_id for label in labels]

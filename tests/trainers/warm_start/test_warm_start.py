@@ -29,9 +29,9 @@ from envsdk.contracts.trajectory import Task, Trajectory, Turn
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.sokoban import SPEC as SOKOBAN
 from envsdk.envs.sokoban import SokobanEnv
+from envsdk.managers.policies import OraclePolicy
 from envsdk.managers.wiring import tag_setups
 from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
-from envsdk.rollouts.play.policies import OraclePolicy
 from envsdk.trainers.warm_start import prepare as warm_start
 from envsdk.trainers.warm_start.imitation import batches
 from envsdk.trainers.warm_start.prepare import RECORD, demonstrations_of, prepare_policy
@@ -227,12 +227,10 @@ def test_an_environment_without_an_oracle_asks_for_a_model_folder(monkeypatch: p
 
 def test_another_policy_can_be_the_demonstrator() -> None:
     folder, _ = prepare(
-        small_config(
-            "warm_start.demonstrator=envsdk.rollouts.play.policies:RandomPolicy", "warm_start.epsilon=0"
-        )
+        small_config("warm_start.demonstrator=envsdk.managers.policies:RandomPolicy", "warm_start.epsilon=0")
     )
     record = json.loads((folder / RECORD).read_text())
-    assert record["warm_start"]["demonstrator"] == "envsdk.rollouts.play.policies:RandomPolicy"
+    assert record["warm_start"]["demonstrator"] == "envsdk.managers.policies:RandomPolicy"
     oracle = json.loads((prepare(small_config("warm_start.epsilon=0"))[0] / RECORD).read_text())
     assert record["demonstrator_success"] < oracle["demonstrator_success"] == 1
     assert "demonstrator" not in oracle["warm_start"]

@@ -28,6 +28,7 @@ from envsdk.base.store.trajectories import (
     write_trajectories,
 )
 from envsdk.contracts.failures import Boundary, Failure, StorageError
+from envsdk.contracts.players import Seat
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 from tests.envsdk.base.store.kept_files import KEPT, kept_trajectories
 from tests.trajectories import trajectory_with
@@ -84,6 +85,7 @@ trajectories = st.builds(
     generate_s=finite,
     env_s=finite,
     worker=text,
+    seats=st.dictionaries(text, st.builds(Seat, player=text, score=finite), max_size=2),
 )
 
 
@@ -115,16 +117,16 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have two more, which only say something of episodes with several segments."""
+    """New files have three more, which only say something of episodes with several segments or players."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
     write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
     new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
     table = new.read()
-    for name in ("follows", "roles"):
+    for name in ("follows", "roles", "seats"):
         assert table.column(name).null_count == len(table)
-    table = table.drop_columns(["follows", "roles"])
+    table = table.drop_columns(["follows", "roles", "seats"])
     assert table.schema.equals(old.schema_arrow)
     assert table.equals(old.read())
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}

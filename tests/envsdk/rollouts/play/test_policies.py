@@ -16,7 +16,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.policy import EnvView, Policy, Reply, TurnContext
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import TokenLog
-from envsdk.rollouts.play.policies import (
+from envsdk.managers.policies import (
     EpsilonPolicy,
     OraclePolicy,
     RandomPolicy,

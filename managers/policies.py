@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.nearest import suggest
+from envsdk.config.plugins import POLICIES
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import POLICY, Players, player_names
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.seeds import stable_seed
 
-ENTRY_POINT_GROUP = "envsdk.policies"
 _SEED_RANGE = 2**31
 
 
@@ -101,18 +102,27 @@ def make_policy(name: str, *, epsilon: float = 0.0, replies: Sequence[str] = ())
         raise ConfigurationError(f"--epsilon: {error}") from error
 
 
+def opponents(players: Players, models: Mapping[str, Policy] | None = None) -> dict[str, Policy]:
+    """The players other than the policy, by name: one of `models`, or a policy without a model.
+
+    ConfigurationError for an unknown name.
+    """
+    known = models or {}
+    return {name: known.get(name) or make_policy(name) for name in player_names(players) if name != POLICY}
+
+
 def policy_class(name: str) -> type[Policy]:
     """A policy without a model by name; ConfigurationError when there is none."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    plugins = plugin_names(ENTRY_POINT_GROUP)
+    plugins = plugin_names(POLICIES)
     if name not in plugins and ":" not in name:
         others = ("endpoint", "model", "scripted")
         known = suggest(name, [*BUILT_IN, *others, *plugins], known="known policies")
         raise ConfigurationError(
             f"there is no policy {name!r}: {known} A dotted name `package.module:Class` works too."
         )
-    found = load_plugin(ENTRY_POINT_GROUP, name)
+    found = load_plugin(POLICIES, name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigurationError(f"policy {name!r} is not a subclass of envsdk.contracts.policy.Policy")
     return found
