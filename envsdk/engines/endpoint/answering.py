@@ -22,6 +22,7 @@ import numpy as np
 from envsdk.contracts.chat import TooManyTokens
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
+from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import (
     history,
@@ -56,51 +57,8 @@ NUM_PROMPT_THREADS = 2
 Found = tuple[RecordedReply, int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Some more of a reply."""
-
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    top: Sequence[TopTokens] = ()
-    """Likeliest tokens at the place of each token, where they are asked for."""
-    version: int
-    """Version of the weights that sampled its last token."""
-
-
 _FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING, ErrorKind.SCRIPT_ENDED)
 _STATUSES = {ErrorKind.TURN_TIMEOUT: 504, ErrorKind.SCRIPT_ENDED: 400}  # after a 400 clients do not try again
-
-OnPiece = Callable[[Piece], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One whole reply."""
-
-    content: str
-    """Without tool calls. A thought stands before it in `<think>` and `</think>`."""
-    tool_calls: Sequence[ToolCall]
-    rest: str
-    """The part of `content` that no piece showed."""
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    version_spans: Sequence[VersionSpan]
-    finish_reason: str
-    """`stop`, `length` or `tool_calls`."""
-    stop: str = ""
-    """The stop string that ended it."""
-    fills_context: bool = False
-    """Whether there is no room for another token."""
-    top: Sequence[TopTokens]
-    """Likeliest tokens at the place of each token, where they are asked for."""
-    prompt_scores: PromptScores | None
-
-    @property
-    def version(self) -> int | None:
-        """Version of the weights that sampled its last token; None when there is none."""
-        return self.version_spans[-1].version if self.version_spans else None
 
 
 class Answerer:

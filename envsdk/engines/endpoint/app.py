@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from envsdk.engines.endpoint.answering import Answer, Answerer, OnPiece
+from envsdk.engines.endpoint.answering import Answerer
+from envsdk.engines.endpoint.answers import Answer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.growing import Histories

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.engines.continuation import rows_of
-from envsdk.engines.endpoint.answering import Answer, Piece
+from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.record import Prompt

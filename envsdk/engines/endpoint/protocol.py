@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.engines.endpoint.answering import Answer, Piece
+from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.record import Prompt

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from envsdk.engines.endpoint.answering import Answer, OnPiece, Piece
+from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import ReplyWriter
 from envsdk.engines.endpoint.record import Prompt

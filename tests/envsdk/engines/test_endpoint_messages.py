@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.endpoint.answering import Answer, Piece
+from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import settled

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from envsdk.contracts.trajectory import VersionSpan
-from envsdk.engines.endpoint.answering import Answer, Piece
+from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.protocol import ReplyHead

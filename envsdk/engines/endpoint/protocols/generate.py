@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envsdk.base.settings.nearest import suggest
-from envsdk.engines.endpoint.answering import Answer, Piece
+from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.bodies import DONE, token_json, usage_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST
