@@ -368,9 +368,8 @@ def _wins(place: tuple[str, str], results: Counter[Result]) -> dict[str, Any]:
 
 def _against(config: RunConfig, opponent: str) -> RunConfig:
     """The configuration with the policy and an opponent in every tag. Raises ConfigurationError."""
-    is_policy = any(opponent in names for names in (BUILT_IN, plugin_names(POLICIES), config.opponents))
-    models = config.opponents
-    if not is_policy and ":" not in opponent:
+    models = {name: each for name, each in config.opponents.items() if name == opponent}
+    if not models and opponent not in (*BUILT_IN, *plugin_names(POLICIES)) and ":" not in opponent:
         models, opponent = {"opponent": Opponent(pretrain=opponent)}, "opponent"
     tags = {
         tag: each.model_copy(update={"players": [POLICY, opponent]})

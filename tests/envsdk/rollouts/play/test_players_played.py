@@ -93,3 +93,15 @@ def test_games_take_the_same_course_in_a_replay(tmp_path: Path) -> None:
     recorded = list(open_dataset(tmp_path / "games").episodes())
     assert {seat.player for each in recorded for seat in each.seats.values()} == {POLICY, "random"}
     assert replay(tmp_path / "games").difference is None
+
+
+def test_the_opponents_of_a_run_may_be_replaced_by_another() -> None:
+    run = Path(__file__).parents[4] / "examples" / "agentic_tic_tac_toe.yaml"
+    past = ("opponents.past.refresh_steps=20", "custom_envs.AgainstRandom.players=[policy,past]")
+    with pytest.raises(ConfigurationError, match=r"past version of the policy.*--opponent"):
+        evaluate(run, policy="random", num_episodes=2, overrides=past)
+    result = evaluate(run, policy="random", opponent="oracle", num_episodes=2, overrides=past)
+    assert {seat.player for each in result.trajectories for seat in each.seats.values()} == {
+        POLICY,
+        "oracle",
+    }
