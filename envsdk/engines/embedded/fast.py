@@ -305,9 +305,8 @@ class FastDecoder(Decoder[FastWeights]):
 
     def _scores(self, stream: Tensor, weights: FastWeights) -> Tensor:
         """The logits, in the type that the model computes in."""
-        count = len(stream)
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        return self._product(padded(normed, self._spare(count)), weights.head)[:count]
+        return self._product(padded(normed, self._spare(len(stream))), weights.head)[: len(stream)]
 
     def _num_keys(self, longest: int) -> int:
         """How many keys a row is compared with; reproducible or packed, more than it has, those past its end
@@ -397,8 +396,7 @@ class FastDecoder(Decoder[FastWeights]):
         hidden = torch.arange(longest, device=device) > reach[:, :, None]
         count = len(tokens)
         spare = self._spare(count)
-        if spare:
-            tokens, positions = np.pad(tokens, (0, spare)), np.pad(positions, (0, spare))
+        tokens, positions = np.pad(tokens, (0, spare)), np.pad(positions, (0, spare))
         rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None, None]
         stream = self._weights.embedding[torch.from_numpy(tokens).to(device)]
         group = arch.num_queries_per_kv
