@@ -104,10 +104,9 @@ class _Projection(torch.autograd.Function):
             parts.append(by_logits @ weight)
             if by_weight_VH is not None:
                 # In parts: the product is in `dtype`, and adding it makes a float32 copy.
-                for part, by_part in zip(
-                    by_weight_VH.split(_ROWS_AT_ONCE), by_logits.split(_ROWS_AT_ONCE, 1), strict=True
-                ):
-                    part += by_part.t() @ hidden
+                for start in range(0, len(weight), _ROWS_AT_ONCE):
+                    rows = slice(start, start + _ROWS_AT_ONCE)
+                    by_weight_VH[rows] += by_logits[:, rows].t() @ hidden
         by_weight = None if by_weight_VH is None else by_weight_VH.to(weight_VH.dtype)
         return torch.cat(parts).to(hidden_NH.dtype), by_weight, None, None, None, None
 

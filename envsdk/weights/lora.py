@@ -67,7 +67,7 @@ class Adapter:
         return max(len(half_a) for half_a, _ in self.pairs.values())
 
     def merged(self, base: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The model's weights with the adapter added, in float32: a bfloat16 number would take most of it back.
+        """The model's weights with the adapter added, in float32: bfloat16 would round most of it away.
 
         EngineError when they lack one of its modules.
         """
