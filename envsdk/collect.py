@@ -16,6 +16,7 @@ from envsdk.base.display.command_line import canonical_command
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
 from envsdk.rollouts.play import collection
@@ -23,6 +24,7 @@ from envsdk.rollouts.play.collection import Collection, CollectOptions
 from envsdk.rollouts.play.own_policies import form_or_name
 from envsdk.rollouts.play.rollout_arguments import own_environment
 from envsdk.rollouts.play.shard_play import Played
+from envsdk.rollouts.play.source import resolve_source
 from envsdk.trainers.warm_start import make_tiny_policy
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ def command(options: CollectOptions) -> None:
     DIR receives part-00000.parquet, part-00001.parquet ..., manifest.json and README.md, the data set's
     card. A run that was interrupted or killed is continued by the same command, without repeats or gaps.
     """
+    for note in prompt_notes(resolve_source(options.source, options.overrides).config):
+        say(f"note: {note}", err=True)
     try:
         with EpisodeProgress("collecting", total=options.num_episodes) as progress:
             collected = collection.collect(

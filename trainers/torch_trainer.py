@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.base.processes.memory import keep_few_kernels
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
@@ -32,6 +33,9 @@ from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, writ
 from envsdk.trainers.torch_optimizer import Optimizer
 from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
+
+_KERNELS = 64
+"""Those of two micro-batches: hardly any two have the same size."""
 
 Found = TypeVar("Found")
 Learn = Callable[[MicroBatch, StepMetrics], Tensor]
@@ -68,6 +72,7 @@ class TorchTrainer(PolicyTrainer):
     def create(cls, config: TrainerConfig) -> Self:
         algorithm, training, strategy = validated_settings(config, TorchStrategyConfig)
         torch.set_num_threads(strategy.num_threads)
+        keep_few_kernels(_KERNELS)
         model = CausalLM.load(
             config.model,
             with_value_head=config.with_value_head,

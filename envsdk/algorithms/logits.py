@@ -13,6 +13,9 @@ from torch import Tensor
 
 from envsdk.base.settings.memory import LOGITS_AT_ONCE
 
+_ROWS_AT_ONCE = 8192
+"""Rows of the output embedding whose gradient is computed at once."""
+
 
 def token_logprobs_and_entropy(
     logits_NV: Tensor, ids_N: Tensor, *, temperature: float = 1.0, entropy_gradient: bool = False
@@ -100,7 +103,10 @@ class _Projection(torch.autograd.Function):
             by_logits = by_logits.div_(ctx.temperature).to(ctx.dtype)
             parts.append(by_logits @ weight)
             if by_weight_VH is not None:
-                by_weight_VH += by_logits.t() @ hidden
+                # In parts: the product is in `dtype`, and adding it makes a float32 copy.
+                for start in range(0, len(weight), _ROWS_AT_ONCE):
+                    rows = slice(start, start + _ROWS_AT_ONCE)
+                    by_weight_VH[rows] += by_logits[:, rows].t() @ hidden
         by_weight = None if by_weight_VH is None else by_weight_VH.to(weight_VH.dtype)
         return torch.cat(parts).to(hidden_NH.dtype), by_weight, None, None, None, None
 

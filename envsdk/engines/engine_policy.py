@@ -93,7 +93,8 @@ class EnginePolicy(Policy):
                 request_id=f"{self._prefix}{next(self._ids)}",
                 prompt_ids=np.array([*log.ids, *ids], np.int32),
                 sampling=self._sampling.with_seed(turn.seed),
-                session_id=turn.session_id,
+                # An only turn: the engine need not keep its prefix.
+                session_id=turn.session_id if turn.turn_index or turn.num_actions_left > 1 else "",
                 prompt_group=turn.prompt_group if self.shares_prompts else None,
             )
         )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from envsdk.base.net.rendezvous import free_port
 from envsdk.base.plugins import load_plugin
+from envsdk.base.processes.memory import give_back_freed
 from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.travel import DriverFiles, FileServer
@@ -79,6 +80,7 @@ class TrainerHost(FileServer):
 
     def send_weights(self, transfer: WeightTransfer) -> TransferReport | None:
         """Rank 0 sends the current weights to the engines."""
+        give_back_freed()  # activations: engines are about to hold two versions of the weights
         if transfer.as_adapter:
             weights = self._trainer.adapter()
         elif transfer.transport.is_on_device:

@@ -67,13 +67,16 @@ class Adapter:
         return max(len(half_a) for half_a, _ in self.pairs.values())
 
     def merged(self, base: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The model's weights with the adapter added. EngineError when they lack one of its modules."""
+        """The model's weights with the adapter added, in float32: bfloat16 would round most of it away.
+
+        EngineError when they lack one of its modules.
+        """
         left = {f"{module}.weight": pair for module, pair in self.pairs.items()}
         for name, weight in base:
             pair = left.pop(name, None)
             if pair is not None:
                 half_a, half_b = (half.to(weight.device).float() for half in pair)
-                weight = (weight.float() + half_b @ half_a).to(weight.dtype)
+                weight = weight.float() + half_b @ half_a
             yield name, weight
         for name in left:
             raise EngineError(f"the adapter is for `{name}`, which is not one of the model's weights")

@@ -412,6 +412,27 @@ def test_a_wrong_argument_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
+    tmp_path: Path, run_here: RunHere
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1=", "ground_truth": "1"}\n{torn\n{"other": 1}\n')
+    done = run_here(
+        main,
+        "Prompts",
+        f"files={rows}",
+        "reward=exact",
+        "--out",
+        tmp_path / "out",
+        "--policy",
+        "oracle",
+        "-n",
+        1,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"2 rows of {rows} cannot be used and are not asked: {rows}:2 is no JSON" in done.stderr
+
+
 def test_the_name_of_an_environment_does_for_its_id_and_its_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

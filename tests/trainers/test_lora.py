@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from envsdk.base.settings.validation import validated
@@ -105,6 +107,33 @@ async def test_engine_and_trainer_mean_the_same_after_an_update(trainer, model_f
             await engine.load_weights(dict(getattr(trainer, sent)()), version)
             prompts = [sequence.ids for sequence in make_sequences(6, seed=version)]
             await agreeing_replies(engine, trainer, prompts, version, max_new_tokens=30)
+    finally:
+        await engine.close()
+
+
+async def test_an_engine_rounds_no_adapter_to_the_type_that_its_model_is_stored_in(
+    model_folder, make_config, make_sequences, tmp_path
+):
+    stored = shutil.copytree(model_folder, tmp_path / "model")
+    transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16).save_pretrained(
+        stored
+    )
+    trainer = TorchTrainer.create(
+        make_config(
+            model=stored,
+            strategy_config={**LORA, "dtype": "float32"},
+            training_args={"learning_rate": 1e-2},
+        )
+    )
+    engine = EmbeddedEngine.create(
+        EngineConfig(model=stored, sequence_length=256, strategy_config={"dtype": "float32"})
+    )
+    await engine.start()
+    try:
+        learn(trainer, make_sequences(4))
+        await engine.load_weights(dict(trainer.adapter()), 1)
+        prompts = [sequence.ids for sequence in make_sequences(6)]
+        await agreeing_replies(engine, trainer, prompts, 1, max_new_tokens=30)
     finally:
         await engine.close()
 

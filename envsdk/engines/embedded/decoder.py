@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,3 +103,19 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     for file in files:
         tensors.update(load_file(file))
     return tensors
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost no memory until they are written to, where the device is a CPU."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # The operating system zeroes pages as they are touched: small ones, or a few tokens would take megabytes.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def padded(rows: Tensor, spare: int) -> Tensor:
+    """With so many rows of zeros below."""
+    return F.pad(rows, (0, 0, 0, spare)) if spare else rows

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from envsdk.base.processes.memory import give_back_freed, keep_few_kernels
 from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.engines.core import Core, Counters, Reply
@@ -44,6 +45,8 @@ from envsdk.engines.engine import (
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.weights.lora import Adapter, told_apart
 
+_KERNELS = 256
+"""Some 40 sizes of a batch, six kernels each."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 ResultT = TypeVar("ResultT")
@@ -156,6 +159,7 @@ class EmbeddedCore(Core):
 
     async def swap(self, prepared: Any, version: int, *, is_frozen: bool) -> None:
         await self._on_thread(lambda: self.batch.swap(prepared, version))
+        await asyncio.to_thread(give_back_freed)  # the weights before
 
     def counters(self) -> Counters:
         batch = self.batch
@@ -274,6 +278,7 @@ class EmbeddedEngine(EngineFront):
     def create(cls, config: EngineConfig) -> Self:
         settings = settings_of(EmbeddedSettings, config, "embedded")
         folder = model_of(config, "embedded")
+        keep_few_kernels(_KERNELS)
         try:
             decoder = _load(folder, config, settings)
         except EngineError as error:

@@ -33,11 +33,13 @@ from torch import Tensor
 from envsdk.engines.embedded import onednn
 from envsdk.engines.embedded.architecture import Architecture
 from envsdk.engines.embedded.attention import attended, attended_fused, attended_in_blocks
-from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
+from envsdk.engines.embedded.decoder import Decoder, Tensors, checked, padded, zeros
 from envsdk.engines.embedded.recorded import RecordedRows, Recorder
 
 _WIDENING = 8
 """Extra width of the residual stream; one would do, eight keep rows aligned."""
+_ROTATED_AT_ONCE = 4096
+"""Rows of a matrix that are in memory in float32 when weights are rearranged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,6 @@ class FastWeights:
     layers: tuple[_Layer, ...]
     head: Tensor
     """`[W, V]`"""
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that cost no memory until they are written to, where the device is a CPU."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    # NumPy leaves zeroing to the operating system, page by page; torch.zeros writes them all.
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def _tensors_of(weights: FastWeights) -> Iterator[Tensor]:
@@ -135,7 +128,7 @@ class FastDecoder(Decoder[FastWeights]):
         self._eps = arch.norm_eps * arch.hidden_size / self._width
         num_kept = num_slots + (recorder is not None)  # the last one is for rows that only fill up a size
         shape = (arch.num_layers, num_kept * arch.num_kv_heads, 2, self._span, arch.head_dim)
-        self._cache = _zeros(shape, dtype, device)
+        self._cache = zeros(shape, dtype, device)
         """Keys and values, `[layers, slots * K, 2, M, D]`."""
         self._cache_rows = [layer.view(-1, arch.head_dim) for layer in self._cache]
         angles = torch.outer(torch.arange(sequence_length).float(), arch.inverse_frequencies)
@@ -180,7 +173,7 @@ class FastDecoder(Decoder[FastWeights]):
             embedding = given["model.embed_tokens.weight"]
             head = embedding if arch.tied else given["lm_head.weight"]
             return FastWeights(
-                embedding=self._rotated(embedding).to(self._dtype),
+                embedding=self._rotated(embedding),
                 layers=tuple(layers[prefix] for prefix in prefixes),
                 head=self._reading(head, given["model.norm.weight"]),
             )
@@ -214,7 +207,7 @@ class FastDecoder(Decoder[FastWeights]):
                 weight(attention + "v_proj.bias"),
             ).to(self._dtype)
         if arch.output_bias:
-            output_bias = self._rotated(weight(attention + "o_proj.bias")).to(self._dtype)
+            output_bias = self._rotated(weight(attention + "o_proj.bias").unsqueeze(0))[0]
         if arch.qk_norm:
             # The norm below is by the length, not by the root mean square: a factor sqrt(D).
             query_norm = weight(attention + "q_norm.weight")[interleaved] * scale
@@ -231,19 +224,24 @@ class FastDecoder(Decoder[FastWeights]):
             down=self._writing(weight("mlp.down_proj.weight")),
         )
 
-    def _rotated(self, vectors: Tensor) -> Tensor:
-        """`[..., H]` in the widened stream, `[..., W]`: same length, mean zero."""
+    def _rotated(self, vectors: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Rows `[N, H]`, times `factors` `[H]`, in the widened stream, `[N, W]`: same length, mean zero."""
         width = self._width
         axis = torch.full((width,), -(width**-0.5), device=self.device)
         axis[-1] += 1.0
         axis /= torch.linalg.vector_norm(axis)
-        padded = F.pad(vectors, (0, _WIDENING))
-        return padded.sub_((padded @ axis).unsqueeze(-1) * (2.0 * axis))
+        rotated = torch.empty(len(vectors), width, dtype=self._dtype, device=self.device)
+        for start in range(0, len(vectors), _ROTATED_AT_ONCE):
+            piece = slice(start, start + _ROTATED_AT_ONCE)
+            given = vectors[piece] if factors is None else vectors[piece] * factors
+            wide = F.pad(given, (0, _WIDENING))
+            rotated[piece].copy_(wide.sub_((wide @ axis).unsqueeze(-1) * (2.0 * axis)))
+        return rotated
 
     def _reading(self, matrix: Tensor, norm: Tensor) -> Tensor:
         """A matrix `[out, H]` that reads the stream after the norm `[H]`, as `[W, out]`."""
         factor = math.sqrt(self._arch.hidden_size / self._width)
-        return self._stored(self._rotated(matrix * (norm * factor)))
+        return self._stored(self._rotated(matrix, norm * factor))
 
     def _writing(self, matrix: Tensor) -> Tensor:
         """A matrix `[H, in]` that adds to the stream, as `[in, W]`."""
@@ -251,7 +249,6 @@ class FastDecoder(Decoder[FastWeights]):
 
     def _stored(self, matrix: Tensor) -> Tensor:
         """A matrix `[out, in]` as `_product` takes it."""
-        matrix = matrix.to(self._dtype)
         return onednn.packed(matrix) if self._packs else matrix.t().contiguous()
 
     def use(self, weights: FastWeights) -> None:
@@ -269,8 +266,7 @@ class FastDecoder(Decoder[FastWeights]):
         if not self._reproducible:
             return rows @ matrix if added is None else torch.addmm(added, rows, matrix)
         count = len(rows)
-        padded = F.pad(rows, (0, 0, 0, _LEAST_ROWS - count)) if count < _LEAST_ROWS else rows
-        product = (padded @ matrix)[:count]
+        product = (padded(rows, max(0, _LEAST_ROWS - count)) @ matrix)[:count]
         return product if added is None else product.add_(added)
 
     def _project(self, stream: Tensor, layer: _Layer, rotation: Tensor) -> Tensor:
@@ -310,13 +306,20 @@ class FastDecoder(Decoder[FastWeights]):
     def _scores(self, stream: Tensor, weights: FastWeights) -> Tensor:
         """The logits, in the type that the model computes in."""
         normed = F.layer_norm(stream, (self._width,), None, None, self._eps)
-        return self._product(normed, weights.head)
+        return self._product(padded(normed, self._spare(len(stream))), weights.head)[: len(stream)]
 
     def _num_keys(self, longest: int) -> int:
-        """How many keys a row is compared with; reproducible, more than it has, those past its end hidden."""
+        """How many keys a row is compared with; reproducible or packed, more than it has, those past its end
+        hidden."""
+        if self._packs:
+            return min(self._span, onednn.num_computed(longest))
         if not self._reproducible:
             return longest
         return min(self._span, -(-max(longest, self._least_keys) // 8) * 8)
+
+    def _spare(self, count: int) -> int:
+        """How many rows go through the matrices beside so many."""
+        return onednn.num_computed(count) - count if self._packs else 0
 
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
@@ -375,8 +378,9 @@ class FastDecoder(Decoder[FastWeights]):
         positions = np.concatenate([np.arange(begin, len(row)) for row, begin in zip(ids, past, strict=True)])
         row_of = np.repeat(np.arange(rows), new)
         column = np.concatenate([np.arange(count) for count in new])
-        padded = min(new) != longest_new
-        place = torch.from_numpy(row_of * longest_new + column).to(device) if padded else None
+        place = None
+        if min(new) != longest_new:
+            place = torch.from_numpy(row_of * longest_new + column).to(device)
         heads = (first_slot + row_of)[:, None] * arch.num_kv_heads + np.arange(arch.num_kv_heads)
         targets_np = (heads[:, :, None] * 2 + np.arange(2)) * self._span + positions[:, None, None]
         targets = torch.from_numpy(targets_np).to(device)
@@ -390,12 +394,15 @@ class FastDecoder(Decoder[FastWeights]):
         longest = self._num_keys(longest)
         reach = torch.tensor(past, device=device)[:, None] + torch.arange(longest_new, device=device)
         hidden = torch.arange(longest, device=device) > reach[:, :, None]
+        count = len(tokens)
+        spare = self._spare(count)
+        tokens, positions = np.pad(tokens, (0, spare)), np.pad(positions, (0, spare))
         rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None, None]
         stream = self._weights.embedding[torch.from_numpy(tokens).to(device)]
         group = arch.num_queries_per_kv
         slots = slice(first_slot * arch.num_kv_heads, (first_slot + rows) * arch.num_kv_heads)
         for layer, cache, cache_rows in zip(self._weights.layers, self._cache, self._cache_rows, strict=True):
-            mixed = self._project(stream, layer, rotation)
+            mixed = self._project(stream, layer, rotation)[:count]
             cache_rows[targets] = mixed[:, :, group:]
             queries = mixed[:, :, :group]
             if place is not None:
@@ -410,9 +417,10 @@ class FastDecoder(Decoder[FastWeights]):
                 hidden,
             )
             flat = attention.transpose(1, 2).reshape(rows * longest_new, -1)
-            stream = self._attended(stream, flat if place is None else flat[place], layer)
+            flat = flat if place is None else flat[place]
+            stream = self._attended(stream, padded(flat, spare), layer)
             stream = self._feed_forward(stream, layer)
-        return stream
+        return stream[:count]
 
     def begin(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         arch, device = self._arch, self.device
@@ -426,7 +434,7 @@ class FastDecoder(Decoder[FastWeights]):
             return
         self._keys, self._values = self._kept(rows, self._span)
         self._mask = None
-        if self._reproducible or int(lengths.min()) != self._longest:
+        if self._reproducible or self._packs or int(lengths.min()) != self._longest:
             self._mask = self._hiding(self._positions, self._span)
             row_positions = self._positions.repeat_interleave(keys)
             self._mask_targets = torch.arange(rows * keys, device=device) * self._span + row_positions
@@ -449,7 +457,7 @@ class FastDecoder(Decoder[FastWeights]):
         self._targets += 1
         if mask is not None:
             self._mask_targets += 1
-        return self._logits(stream, weights)
+        return self._logits(stream, weights)[: self._num_rows]
 
     def _decode_at(self, tokens: Tensor, positions: Tensor, targets: Tensor, num_keys: int) -> Tensor:
         """A step that depends on nothing but the shapes and contents of these and of the cache."""
@@ -469,16 +477,19 @@ class FastDecoder(Decoder[FastWeights]):
         kept_values: list[Tensor],
         mask: Tensor | None,
     ) -> Tensor:
-        """What the last layer makes of one token per row, `[B, W]`. Keys `[B * K, D, S]` and values
+        """What the last layer makes of one token per row, `[B, W]` or longer. Keys `[B * K, D, S]` and values
         `[B * K, S, D]` of each layer; `mask` `[B * K, 1, S]` is added to the scores."""
         rows, group = len(tokens), self._arch.num_queries_per_kv
         num_heads = rows * self._arch.num_kv_heads
-        rotation = self._rotation[positions].view(rows, 1, 1, -1)
+        spare = self._spare(rows)
+        if spare:
+            tokens, positions = F.pad(tokens, (0, spare)), F.pad(positions, (0, spare))
+        rotation = self._rotation[positions].view(rows + spare, 1, 1, -1)
         stream = weights.embedding[tokens]
         for layer, keys, values, cache_rows in zip(
             weights.layers, kept_keys, kept_values, self._cache_rows, strict=True
         ):
-            mixed = self._project(stream, layer, rotation)
+            mixed = self._project(stream, layer, rotation)[:rows]
             cache_rows[targets] = mixed[:, :, group:]
             queries = mixed.view(num_heads, group + 2, -1)[:, :group]
             if self._packs:
@@ -486,7 +497,7 @@ class FastDecoder(Decoder[FastWeights]):
             else:
                 scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
                 attention = torch.bmm(torch.softmax(scores, -1), values)
-            stream = self._attended(stream, attention.view(rows, -1), layer)
+            stream = self._attended(stream, padded(attention.view(rows, -1), spare), layer)
             stream = self._feed_forward(stream, layer)
         return stream
 

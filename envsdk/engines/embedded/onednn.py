@@ -23,6 +23,15 @@ def serves(dtype: torch.dtype, device: torch.device) -> bool:
     return bool(_OPS._is_mkldnn_bf16_supported())
 
 
+def num_computed(count: int) -> int:
+    """So many rows or keys are multiplied for `count`, in sixteenths of a power of two.
+
+    For each number oneDNN makes code, which takes a millisecond and some 0.6 MB.
+    """
+    step = 1 << max(0, count.bit_length() - 5)
+    return -(-count // step) * step
+
+
 def packed(matrix: Tensor) -> Tensor:
     """`[out, in]` in oneDNN's layout; good for `product` only."""
     packing: Tensor = _OPS._reorder_linear_weight(matrix.contiguous())

@@ -101,3 +101,14 @@ def test_what_is_left_out_is_the_same_whether_all_tokens_are_sorted_or_the_likel
     torch.testing.assert_close(found.logprobs_B, expected.logprobs_B, atol=1e-5, rtol=1e-5)
     if not ties:  # of equally likely tokens any may be the last that is kept
         assert found.tokens_B.tolist() == expected.tokens_B.tolist()
+
+
+@given(st.integers(1, 1 << 20))
+def test_few_sizes_are_computed_and_none_is_far_from_the_asked_one(count: int) -> None:
+    computed = onednn.num_computed(count)
+    assert count <= computed <= count + count // 16
+    assert onednn.num_computed(computed) == computed
+
+
+def test_there_are_at_most_sixteen_sizes_to_an_octave() -> None:
+    assert len({onednn.num_computed(count) for count in range(1, 129)}) == 64

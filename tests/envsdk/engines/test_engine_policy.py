@@ -132,6 +132,15 @@ def test_each_turn_is_closed_once_whether_the_policy_closed_it_or_not(script: li
     assert all((one, other) != (END, END) for one, other in pairwise(last_prompt))
 
 
+@pytest.mark.parametrize(("index", "left", "session"), [(0, 1, ""), (0, 2, "episode"), (3, 1, "episode")])
+async def test_an_only_turn_leaves_no_session_whose_prefix_an_engine_would_keep(
+    index: int, left: int, session: str
+) -> None:
+    proxy = ScriptedProxy([*UP, END])
+    await policy(proxy).act(replace(turn(TokenLog(), index), num_actions_left=left))
+    assert [request.session_id for request in proxy.requests] == [session]
+
+
 async def test_the_log_is_what_the_template_writes_for_the_whole_conversation() -> None:
     proxy, log = ScriptedProxy([*UP, END], UP, [*UP, END]), TokenLog()
     await play(policy(proxy), 3, log)
