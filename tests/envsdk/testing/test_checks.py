@@ -95,6 +95,9 @@ def test_a_sound_environment_passes_every_check(
             "contract.spec_tells_what_to_reply",
             "isolation.threads_may_change",
             "event_loop.asynchronous_ones_are_awaited",
+            "roles.infos_name_known_roles",
+            "roles.roles_are_the_same_for_all_tasks",
+            "roles.invalid_replies_keep_the_turn",
         }
         | of_loops
     )
