@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
+from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
@@ -46,6 +47,7 @@ class CausalLM:
         lora: LoRA | None = None,
     ) -> None:
         """`lora` is in the model already."""
+        leave_out_cudnn()
         self.lora = lora
         self.device = torch.device(device)
         self.model = cast(Any, model.to(self.device))

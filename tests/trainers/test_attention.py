@@ -40,6 +40,8 @@ def test_padded_rows_are_right_under_every_attention(
     sequences = make_sequences(9)
     assert len({len(sequence.ids) for sequence in sequences}) > 3
 
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
     def trained(attention: str) -> tuple[TorchTrainer, dict[str, float]]:
         trainer = TorchTrainer.create(
             make_config(
@@ -56,6 +58,7 @@ def test_padded_rows_are_right_under_every_attention(
     for ours, theirs in zip(one.logprobs(ids), other.logprobs(ids), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert all(mask is None for mask in MASKS)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_trainer_says_which_attention_it_took(make_config) -> None:

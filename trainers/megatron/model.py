@@ -13,6 +13,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from torch import nn
 
+from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
@@ -57,6 +58,7 @@ def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Mod
     compute another model, or the layout does not fit it.
     """
     check_supported(hf_config, strategy)
+    leave_out_cudnn()
     config = transformer_config(hf_config, strategy)
     attention = chosen_attention(strategy.attn_implementation, config)
     virtual_size = strategy.virtual_pipeline_model_parallel_size

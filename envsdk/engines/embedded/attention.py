@@ -38,12 +38,14 @@ def attended_in_blocks(queries: Tensor, keys: Tensor, values: Tensor, hidden: Te
 def attended_fused(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
     """The same in one operation without all scores in memory; on a CPU it multiplies in float32."""
     rows, num_heads, num_new, group, dim = queries.shape
+    if queries.is_cuda:  # with a mask no fused kernel but cuDNN's lets queries share keys
+        keys, values = (each.repeat_interleave(group, 1) for each in (keys, values))
     attention = F.scaled_dot_product_attention(
         queries.transpose(2, 3).reshape(rows, num_heads * group, num_new, dim),
         keys,
         values,
         attn_mask=~hidden[:, None],
         scale=1.0,
-        enable_gqa=group > 1,
+        enable_gqa=keys.shape[1] < num_heads * group,
     )
     return attention.view(rows, num_heads, group, num_new, dim).transpose(2, 3)

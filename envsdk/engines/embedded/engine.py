@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.processes.memory import give_back_freed, keep_few_kernels
 from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
@@ -279,6 +280,7 @@ class EmbeddedEngine(EngineFront):
         settings = settings_of(EmbeddedSettings, config, "embedded")
         folder = model_of(config, "embedded")
         keep_few_kernels(_KERNELS)
+        leave_out_cudnn()
         try:
             decoder = _load(folder, config, settings)
         except EngineError as error:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.engines.embedded import attention, onednn, sampling
 from envsdk.engines.sampling import SamplingParams
 
@@ -38,6 +39,19 @@ def test_attention_in_blocks_and_fused_equals_attention_at_once(
         blocks = attention.attended_in_blocks(queries, keys, values, hidden, max(past))
     torch.testing.assert_close(blocks, expected)
     torch.testing.assert_close(attention.attended_fused(queries, keys, values, hidden), expected)
+
+
+@pytest.mark.gpu
+def test_fused_attention_of_a_gpu_equals_attention_at_once_without_cudnn() -> None:
+    torch.manual_seed(0)
+    leave_out_cudnn()
+    queries = torch.randn(3, 2, 12, 4, 64, device="cuda", dtype=torch.bfloat16) / 8
+    keys, values = torch.randn(2, 3, 2, 40, 64, device="cuda", dtype=torch.bfloat16)
+    reach = torch.tensor([0, 9, 28], device="cuda")[:, None] + torch.arange(12, device="cuda")
+    hidden = torch.arange(40, device="cuda") > reach[:, :, None]
+    found = attention.attended_fused(queries, keys, values, hidden).float()
+    expected = attention.attended(queries.float(), keys.float(), values.float(), hidden)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
 @needs_onednn
