@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -208,6 +209,28 @@ def test_what_is_not_installed_is_said_before_a_run_with_the_command_that_instal
     words = " ".join(said.split())
     assert "run `python -m envsdk.envs.swe.harness mini-swe-agent`, or name its `folder`" in words
     assert "custom_envs.SWE.env_manager_cls HarnessEnvManager the environment's own" in words
+
+
+def test_a_harness_of_ones_own_is_installed_by_the_command_that_the_run_names(tmp_path: Path) -> None:
+    env = {**os.environ, "ENVSDK_CACHE": str(tmp_path / "cache")}
+
+    def run(module: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+        return " ".join((done.stdout + done.stderr).split())
+
+    tags = {
+        tag: {"env_config": {"harness": {"name": "mine", "install": f"echo {tag} > made", "command": "true"}}}
+        for tag in ("SWE", "SWEHeldOut")
+    }
+    keys = {"extends": "agentic_swe_harness_async.yaml", "custom_envs": tags}
+    (tmp_path / "mine.yaml").write_text(json.dumps(keys))
+    said = run("envsdk.train", "mine.yaml", "--explain")
+    assert "run `python -m envsdk.envs.swe.harness CONFIG.yaml`, CONFIG.yaml being the run's file" in said
+    run("envsdk.envs.swe.harness", "mine.yaml")
+    made = (tmp_path / "cache" / "swe" / "harnesses").glob("mine-*/made")
+    assert sorted(path.read_text() for path in made) == ["SWE\n", "SWEHeldOut\n"]
+    assert "is not installed" not in run("envsdk.train", "mine.yaml", "--explain")
 
 
 @pytest.mark.slow
