@@ -85,6 +85,8 @@ class Harness(StrictSettings):
 
 def read_harness(given: str | Mapping[str, Any]) -> Harness:
     """The harness that a tag's `harness` names or describes. ConfigurationError for one that is none."""
+    if not isinstance(given, str | Mapping):
+        raise ConfigurationError(f"harness: must be a name, or a mapping of its keys, and not {given!r}")
     values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
     name = values.get("name")
     if base := _shipped(name):

@@ -177,6 +177,7 @@ async def test_an_installation_with_a_copy_of_the_solution_is_refused(tmp_path: 
     [
         ("mini-swe-agnet", "Did you mean 'mini-swe-agent'?"),
         ({"name": "mine"}, "give its `command`"),
+        (["mini-swe-agent"], "a name, or a mapping of its keys"),
         ({"command": "x", "comand": "y"}, "comand"),
         ({"command": "x", "files": {"../a": ""}}, "'../a' is not the name of a file"),
     ],
