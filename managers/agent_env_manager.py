@@ -271,12 +271,12 @@ class LeasedEnvironment(SessionEnvironment):
         return await self._alone(partial(self._host.step, action))
 
     async def play(self, door: AgentDoor) -> None:
-        """Have the environment's own program play the episode. RuntimeError where the policy had no say."""
+        """Have the environment's own program play the episode. RuntimeError where that is no outcome."""
         session, replies = self._session, self._session.record.replies
 
         async def played() -> StepResult:
             result = await self._host.play(door)
-            if session.engine_error or not replies:
+            if session.engine_error or not replies or result[-1].get("agent_broken"):
                 why = result[-1].get("agent_error", "the program ended without a request")
                 raise RuntimeError(session.engine_error or why)
             return result

@@ -78,8 +78,33 @@ async def test_a_program_that_fails_is_truncated_and_graded_only_where_the_limit
     ending = read_ending(episode.final_observation)
     assert ending is not None
     assert "harness toy ended with exit code 1: I give up" in ending.detail
+    assert ending.exit_status == "NonZeroExit"
     assert episode.success is False
     assert episode.turns[-1].metrics["harness_succeeded"] == 0.0
+
+
+@pytest.mark.parametrize("code", [126, 127])
+async def test_a_program_that_cannot_be_run_after_its_first_request_is_a_failure_and_no_zero(
+    tmp_path: Path, code: int
+) -> None:
+    harness = agent(tmp_path / "toy")
+    harness["command"] += f"; echo no such program; exit {code}"
+    (episode,) = await play(tmp_path, harness, [GOLD, SUBMIT], submit_at_limit=True)
+    assert (episode.outcome, len(episode.turns)) == (Outcome.FAILED, 2)
+    assert episode.failure is not None
+    assert (episode.failure.boundary, episode.failure.kind) == (Boundary.AGENT, "agent_failed")
+    assert f"The harness toy ended with exit code {code}: no such program" in episode.failure.message
+
+
+async def test_the_trajectory_holds_the_last_lines_that_a_program_printed(tmp_path: Path) -> None:
+    harness = agent(tmp_path / "toy")
+    harness["command"] += "; echo BEGIN; python -c \"print('x' * 900)\"; echo at last"
+    (episode,) = await play(tmp_path, harness, [SUBMIT])
+    assert (episode.outcome, episode.failure) == (Outcome.TERMINATED, None)
+    ending = read_ending(episode.final_observation)
+    assert ending is not None
+    assert "The harness toy ended with exit code 0: BEGIN xxx" in ending.detail
+    assert "xxx at last." in ending.detail
 
 
 async def test_the_turn_limit_refuses_the_next_request(tmp_path: Path) -> None:
@@ -95,6 +120,7 @@ async def test_the_time_limit_ends_a_program_with_all_its_processes(tmp_path: Pa
     (episode,) = await play(tmp_path, agent(tmp_path / "toy", "sleeps"), [GOLD], time_limit_s=3)
     assert (episode.outcome, episode.failure) == (Outcome.TRUNCATED, None)
     assert "The harness toy was killed: it took longer than 3 s" in episode.final_observation
+    assert 'exit_status="LimitsExceeded"' in episode.final_observation
     assert not any(str(tmp_path / "toy") in " ".join(cmdline) for cmdline in cmdlines())
 
 
