@@ -48,8 +48,8 @@ from envsdk.rewards.sandbox.contract import WORKDIR
 
 HARNESS_BACKEND = "bubblewrap"
 """It runs programs of this machine, and gives each sandbox a socket of its own."""
-SHOWN_ERROR, SHOWN_END = 300, 2000
-"""Characters at the end of what a harness printed: in an error, and in the last observation."""
+SHOWN_END = 400
+"""Characters at the end of what a harness printed."""
 CANNOT_RUN = (126, 127)
 """Exit codes of a shell whose command cannot be run, or is not there."""
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
@@ -255,16 +255,12 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
                     patch = await workspace.patch_in(harness.result) if harness.result else ""
                     work = Submitted(patch=patch) if holds_diff(patch) else await workspace.changes()
                 info: Info = {"metrics": {"harness_succeeded": float(submitted)}}
+                end = how_it_ended(harness.name, ended)
                 if not submitted:
-                    status = "LimitsExceeded" if ended.note else "NonZeroExit"
-                    error = how_it_ended(harness.name, ended)
-                    info |= {"exit_status": status, "agent_error": error, "agent_broken": broken}
+                    info |= {"agent_error": end, "agent_broken": broken}
+                status = "LimitsExceeded" if ended.note else "NonZeroExit"
                 self._state, reward = await self._ended(
-                    state,
-                    work,
-                    submitted=submitted,
-                    info=info,
-                    program=how_it_ended(harness.name, ended, SHOWN_END),
+                    state, work, submitted=submitted, info=info, status=status, end=end
                 )
             finally:
                 await self._leave()
@@ -303,7 +299,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         return state, await workspace.changes()
 
     async def _ended(
-        self, state: State, work: Submitted | None, *, submitted: bool, info: Info, program: str = ""
+        self, state: State, work: Submitted | None, *, submitted: bool, info: Info, **program: str
     ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
@@ -311,12 +307,11 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
             None if work is None else await self._workshop.grade(task, work, strict=self._args.strict)
         )
         resolved = evaluation is not None and evaluation.resolved
-        status = "Submitted" if submitted else info.get("exit_status", "LimitsExceeded")
         ending = Ending(
             instance_id=task.instance_id,
-            exit_status=status,
+            exit_status="Submitted" if submitted else program.get("status", "LimitsExceeded"),
             resolved=resolved,
-            detail=" ".join(filter(None, (program, describe(evaluation)))),
+            detail=" ".join(filter(None, (program.get("end"), describe(evaluation)))),
             submission="" if work is None else await asyncio.to_thread(without_surrogates, work.patch),
         )
         told = counts(task, evaluation)
@@ -420,11 +415,11 @@ if TYPE_CHECKING:
     from envsdk.envs.swe.evaluator import Evaluation
 
 
-def how_it_ended(name: str, ended: CommandResult, shown: int = SHOWN_ERROR) -> str:
+def how_it_ended(name: str, ended: CommandResult) -> str:
     """One line about the end of a harness, with the last of what it printed."""
     if ended.note:
         return ended.note.replace("The command", f"The harness {name}")
-    last = " ".join(ended.output.split())[-shown:] or "it printed nothing"
+    last = " ".join(ended.output.split())[-SHOWN_END:] or "it printed nothing"
     return f"The harness {name} ended with exit code {ended.returncode}: {last}."
 
 

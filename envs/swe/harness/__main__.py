@@ -37,18 +37,14 @@ def command(options: HarnessOptions) -> int:
 
 
 def _named_in(file: str) -> list[Harness]:
-    """Those of a run's tags that are to be installed, each once."""
+    """Those of a run's tags that are to be installed."""
     envs = load_config(file, for_training=False, to_explain=True).config.custom_envs.values()
-    given = [
-        env.env_config.get(SPEC.program_argument)
-        for env in envs
-        if environment_spec(env.env_type).id == SPEC.id
-    ]
-    named = map(read_harness, filter(None, given))
-    to_install = {each.place: each for each in named if each.install and each.folder is None}
-    if not to_install:
+    ours = [env for env in envs if environment_spec(env.env_type).id == SPEC.id]
+    named = [read_harness(given) for env in ours if (given := env.env_config.get("harness"))]
+    found = [each for each in named if each.install and each.folder is None]
+    if not found:
         raise ConfigurationError(f"{file}: no tag has a `harness` with `install`")
-    return list(to_install.values())
+    return found
 
 
 def install(harness: Harness) -> None:

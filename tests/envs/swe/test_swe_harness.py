@@ -18,6 +18,7 @@ from envsdk.contracts.trajectory import Outcome
 from envsdk.envs.swe.env import SWEEnv
 from envsdk.envs.swe.harness import read_harness
 from envsdk.envs.swe.observations import read_ending
+from envsdk.managers.harness_env_manager import failed_programs
 from tests.by_day import by_day
 from tests.envs.swe.harness_episodes import GOLD, TASK, agent, bash, play, train
 
@@ -79,6 +80,9 @@ async def test_a_program_that_fails_is_truncated_and_graded_only_where_the_limit
     assert ending is not None
     assert "harness toy ended with exit code 1: I give up" in ending.detail
     assert ending.exit_status == "NonZeroExit"
+    said = failed_programs([episode, episode])
+    assert said.startswith("warning: the programs of 2 of 2 episodes ended with an exit code other than 0")
+    assert "exit code 1: I give up" in said
     assert episode.success is False
     assert episode.turns[-1].metrics["harness_succeeded"] == 0.0
 
@@ -98,13 +102,14 @@ async def test_a_program_that_cannot_be_run_after_its_first_request_is_a_failure
 
 async def test_the_trajectory_holds_the_last_lines_that_a_program_printed(tmp_path: Path) -> None:
     harness = agent(tmp_path / "toy")
-    harness["command"] += "; echo BEGIN; python -c \"print('x' * 900)\"; echo at last"
+    harness["command"] += "; echo BEGIN; python -c \"print('x' * 300)\"; echo at last"
     (episode,) = await play(tmp_path, harness, [SUBMIT])
     assert (episode.outcome, episode.failure) == (Outcome.TERMINATED, None)
     ending = read_ending(episode.final_observation)
     assert ending is not None
     assert "The harness toy ended with exit code 0: BEGIN xxx" in ending.detail
     assert "xxx at last." in ending.detail
+    assert failed_programs([episode]) == ""
 
 
 async def test_the_turn_limit_refuses_the_next_request(tmp_path: Path) -> None:
