@@ -219,7 +219,8 @@ class AgentEnvManager(TrajEnvManager):
                 max_new_tokens=self._engine_policy.max_new_tokens,
                 sequence_length=self._engine_policy.sequence_length,
             )
-            return prompt_too_long(self._setup.tag, full)
+            own = "have the program send less, by its own settings" if self.limits_replies else ""
+            return prompt_too_long(self._setup.tag, full, own)
         if session.engine_error:
             return Failure(boundary=Boundary.ENGINE, kind="request_failed", message=session.engine_error)
         return failure

@@ -173,6 +173,15 @@ async def test_a_program_whose_engine_fails_is_a_failure_of_the_engine(tmp_path:
     assert episode.failure.boundary is Boundary.ENGINE
 
 
+async def test_a_first_prompt_too_long_is_the_program_s_own_to_shorten(tmp_path: Path) -> None:
+    (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [SUBMIT], sequence_length=64)
+    assert episode.failure is not None
+    assert episode.failure.kind == "prompt_too_long"
+    assert "raise sequence_length" in episode.failure.message
+    assert "have the program send less, by its own settings" in episode.failure.message
+    assert "agent_template" not in episode.failure.message
+
+
 @pytest.mark.slow
 async def test_a_patch_in_a_file_is_what_is_graded(tmp_path: Path) -> None:
     harness = {**agent(tmp_path / "toy"), "result": "/tmp/patch"}
