@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ from envsdk.base.display.command_line import canonical_command
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.store.trajectories import iter_trajectories
+from envsdk.config.env_defaults import PLAYS_INSIDE
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
+from envsdk.managers.harness_env_manager import failed_programs
 from envsdk.rollouts.play import collection
 from envsdk.rollouts.play.collection import Collection, CollectOptions
 from envsdk.rollouts.play.own_policies import form_or_name
@@ -76,7 +80,8 @@ def command(options: CollectOptions) -> None:
     DIR receives part-00000.parquet, part-00001.parquet ..., manifest.json and README.md, the data set's
     card. A run that was interrupted or killed is continued by the same command, without repeats or gaps.
     """
-    for note in prompt_notes(resolve_source(options.source, options.overrides).config):
+    config = resolve_source(options.source, options.overrides).config
+    for note in prompt_notes(config):
         say(f"note: {note}", err=True)
     try:
         with EpisodeProgress("collecting", total=options.num_episodes) as progress:
@@ -92,6 +97,10 @@ def command(options: CollectOptions) -> None:
             )
     except KeyboardInterrupt:
         raise Interrupted("interrupted: the same command continues where it stopped") from None
+    episodes = chain.from_iterable(map(iter_trajectories, collected.shards))
+    has_programs = any(env.env_manager_cls == PLAYS_INSIDE for env in config.custom_envs.values())
+    if has_programs and (warning := failed_programs(episodes)):
+        say(warning, err=True)
     _print_summary(collected)
 
 

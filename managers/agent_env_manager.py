@@ -219,7 +219,8 @@ class AgentEnvManager(TrajEnvManager):
                 max_new_tokens=self._engine_policy.max_new_tokens,
                 sequence_length=self._engine_policy.sequence_length,
             )
-            return prompt_too_long(self._setup.tag, full)
+            own = "have the program send less, by its own settings" if self.limits_replies else ""
+            return prompt_too_long(self._setup.tag, full, own)
         if session.engine_error:
             return Failure(boundary=Boundary.ENGINE, kind="request_failed", message=session.engine_error)
         return failure
@@ -271,12 +272,12 @@ class LeasedEnvironment(SessionEnvironment):
         return await self._alone(partial(self._host.step, action))
 
     async def play(self, door: AgentDoor) -> None:
-        """Have the environment's own program play the episode. RuntimeError where the policy had no say."""
+        """Have the environment's own program play the episode. RuntimeError where that is no outcome."""
         session, replies = self._session, self._session.record.replies
 
         async def played() -> StepResult:
             result = await self._host.play(door)
-            if session.engine_error or not replies:
+            if session.engine_error or not replies or result[-1].get("agent_broken"):
                 why = result[-1].get("agent_error", "the program ended without a request")
                 raise RuntimeError(session.engine_error or why)
             return result

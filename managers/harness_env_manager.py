@@ -9,9 +9,11 @@ and which serves replies alone. `EnvSpec.program_argument` names the argument th
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from envsdk.contracts.agent_door import AgentDoor
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.agent_env_manager import AgentEnvManager, AgentEpisode
 
 
@@ -25,3 +27,11 @@ class HarnessEnvManager(AgentEnvManager):
             socket = Path(folder) / "socket"
             async with agent.door(socket):
                 await agent.env.play(AgentDoor(socket=socket, api_key=agent.api_key, model=agent.model))
+
+
+def failed_programs(episodes: Iterable[Trajectory]) -> str:
+    """A warning of programs with an exit code other than 0, and the last words of one; empty without any."""
+    ends = [each.final_observation.partition("<submission>")[0] for each in episodes]
+    failed = [" ".join(end.split())[-500:] for end in ends if 'exit_status="NonZeroExit"' in end]
+    share = f"the programs of {len(failed)} of {len(ends)} episodes ended with an exit code other than 0"
+    return f"warning: {share}: {failed[0]}" if failed else ""

@@ -297,9 +297,9 @@ async def _act(policy: Policy, context: TurnContext) -> Reply:
         raise PolicyFailed.by(error) from error
 
 
-def prompt_too_long(tag: str, full: SequenceFull) -> Failure:
-    """The failure of an episode whose first prompt leaves no room for a reply."""
-    shorten = f"shorten custom_envs.{tag}.agent_system_template or agent_template"
+def prompt_too_long(tag: str, full: SequenceFull, shorten: str = "") -> Failure:
+    """The failure of an episode whose first prompt leaves no room for a reply; `shorten` says how to."""
+    shorten = shorten or f"shorten custom_envs.{tag}.agent_system_template or agent_template"
     if isinstance(full, ContextFull):
         problem = (
             f"does not fit into the server's context: {full}: {shorten}, or give the server a longer one"

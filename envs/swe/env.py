@@ -48,8 +48,10 @@ from envsdk.rewards.sandbox.contract import WORKDIR
 
 HARNESS_BACKEND = "bubblewrap"
 """It runs programs of this machine, and gives each sandbox a socket of its own."""
-SHOWN_ERROR = 300
+SHOWN_END = 400
 """Characters at the end of what a harness printed."""
+CANNOT_RUN = (126, 127)
+"""Exit codes of a shell whose command cannot be run, or is not there."""
 LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
 """Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
@@ -228,7 +230,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         """Have `harness` work in the sandbox until it ends or `time_limit_s` is over.
 
         What it leaves is graded as a submission where it ends with exit code 0. Otherwise the episode is
-        truncated, and graded only with `submit_at_limit`.
+        truncated, and graded only with `submit_at_limit`; `CANNOT_RUN` gives it no outcome.
         """
         state, harness = self._needed_state(), self._harness
         if harness is None:
@@ -247,15 +249,19 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
                 workspace = self._workspace = self._open(state, None, stage.binds)
                 limit_s = self._args.time_limit_s
                 ended = await workspace.run(stage.script, timeout_s=limit_s, env=stage.env, waits=True)
-                submitted = ended.returncode == 0
+                submitted, broken = ended.returncode == 0, ended.returncode in CANNOT_RUN
                 work = None
-                if submitted or self._args.submit_at_limit:
+                if submitted or (self._args.submit_at_limit and not broken):
                     patch = await workspace.patch_in(harness.result) if harness.result else ""
                     work = Submitted(patch=patch) if holds_diff(patch) else await workspace.changes()
                 info: Info = {"metrics": {"harness_succeeded": float(submitted)}}
+                end = how_it_ended(harness.name, ended)
                 if not submitted:
-                    info["agent_error"] = how_it_ended(harness.name, ended)
-                self._state, reward = await self._ended(state, work, submitted=submitted, info=info)
+                    info |= {"agent_error": end, "agent_broken": broken}
+                status = "LimitsExceeded" if ended.note else "NonZeroExit"
+                self._state, reward = await self._ended(
+                    state, work, submitted=submitted, info=info, status=status, end=end
+                )
             finally:
                 await self._leave()
         state = self._state
@@ -293,7 +299,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         return state, await workspace.changes()
 
     async def _ended(
-        self, state: State, work: Submitted | None, *, submitted: bool, info: Info
+        self, state: State, work: Submitted | None, *, submitted: bool, info: Info, **program: str
     ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
@@ -303,9 +309,9 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         resolved = evaluation is not None and evaluation.resolved
         ending = Ending(
             instance_id=task.instance_id,
-            exit_status="Submitted" if submitted else "LimitsExceeded",
+            exit_status="Submitted" if submitted else program.get("status", "LimitsExceeded"),
             resolved=resolved,
-            detail=" ".join(filter(None, (info.get("agent_error"), describe(evaluation)))),
+            detail=" ".join(filter(None, (program.get("end"), describe(evaluation)))),
             submission="" if work is None else await asyncio.to_thread(without_surrogates, work.patch),
         )
         told = counts(task, evaluation)
@@ -410,10 +416,10 @@ if TYPE_CHECKING:
 
 
 def how_it_ended(name: str, ended: CommandResult) -> str:
-    """One line about a harness that did not end by itself and well."""
+    """One line about the end of a harness, with the last of what it printed."""
     if ended.note:
         return ended.note.replace("The command", f"The harness {name}")
-    last = " ".join(ended.output.split())[-SHOWN_ERROR:] or "it printed nothing"
+    last = " ".join(ended.output.split())[-SHOWN_END:] or "it printed nothing"
     return f"The harness {name} ended with exit code {ended.returncode}: {last}."
 
 

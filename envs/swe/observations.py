@@ -29,7 +29,7 @@ class Ending:
 
     instance_id: str
     exit_status: str
-    """As mini-swe-agent names it: `Submitted` or `LimitsExceeded`."""
+    """As mini-swe-agent names it, `Submitted` or `LimitsExceeded`; or `NonZeroExit` of a harness."""
     resolved: bool
     detail: str
     """One line for a person."""

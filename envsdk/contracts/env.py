@@ -122,7 +122,7 @@ class AsyncTextEnv(gymnasium.Env[str, str]):
         """Play the episode by a program inside the environment, which asks the policy through `door`.
 
         Called once, after `reset`, in place of all steps; returns what the last step would. Where the program
-        failed, `info` has `agent_error`, with why.
+        failed, `info` has `agent_error`, with why; `agent_broken` is true where the episode has no outcome.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `play`")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from envsdk.base.display.progress import ProgressDisplay, StepSummary
 from envsdk.config.models import RunConfig
 from envsdk.engines.engine import EngineHealth
+from envsdk.managers.harness_env_manager import failed_programs
 from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.rollout_metrics import DroppedTokens, rollout_metrics
@@ -51,6 +52,7 @@ class StepLog:
         self._dropped = DroppedTokens()
         self._failing_tags: set[str] = set()
         """Those that the display has named already."""
+        self._told_of_programs = False
         self._started_at = self._metered_at = time.monotonic()
         self._cost = cost_meter(config, first_step)
 
@@ -77,6 +79,9 @@ class StepLog:
         for tag in batch.failing_tags.keys() - self._failing_tags:
             self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
+        if not self._told_of_programs and (said := failed_programs(batch.trajectories)):
+            self._told_of_programs = True
+            self._display.note(said)
         if warning := self._dropped.warning():
             self._display.note(warning)
         if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):

@@ -1,4 +1,4 @@
-"""`python -m envsdk.envs.swe.harness NAME`."""
+"""`python -m envsdk.envs.swe.harness NAME|CONFIG.yaml`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,39 @@ from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Options
 from envsdk.base.store.atomic import make_folder
+from envsdk.config.loading import load_config
+from envsdk.config.plugins import environment_spec
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.harness.record import INSTALLED, Harness, read_harness
 
 
 class HarnessOptions(Options):
     """What `python -m envsdk.envs.swe.harness` takes."""
 
-    name: Annotated[str, Argument("NAME")]
-    """A harness that ships: `mini-swe-agent`, `claude-code`, `codex` or `opencode`."""
+    name: Annotated[str, Argument("NAME|CONFIG.yaml")]
+    """A harness that ships: `mini-swe-agent`, `claude-code`, `codex` or `opencode`; or a run's file, whose
+    tags name theirs."""
 
 
 def command(options: HarnessOptions) -> int:
-    """Install a harness into the cache, where every run on this machine finds it."""
-    harness = read_harness(options.name)
-    install(harness)
-    say(f"{harness.name} is installed in {harness.place}")
+    """Install harnesses into the cache, where every run on this machine finds them."""
+    is_file = options.name.endswith((".yaml", ".yml"))
+    for harness in _named_in(options.name) if is_file else [read_harness(options.name)]:
+        install(harness)
+        say(f"{harness.name} is installed in {harness.place}")
     return 0
+
+
+def _named_in(file: str) -> list[Harness]:
+    """Those of a run's tags that are to be installed."""
+    envs = load_config(file, for_training=False, to_explain=True).config.custom_envs.values()
+    ours = [env for env in envs if environment_spec(env.env_type).id == SPEC.id]
+    named = [read_harness(given) for env in ours if (given := env.env_config.get("harness"))]
+    found = [each for each in named if each.install and each.folder is None]
+    if not found:
+        raise ConfigurationError(f"{file}: no tag has a `harness` with `install`")
+    return found
 
 
 def install(harness: Harness) -> None:

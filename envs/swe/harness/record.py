@@ -30,6 +30,7 @@ INSTALLED = ".installed"
 """File in an installation's folder that is written last."""
 _MERGED = ("variables", "files")
 """Keys whose entries are overridden one by one."""
+_SHIPPED = Path(__file__).parent
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -67,8 +68,10 @@ class Harness(StrictSettings):
             return "" if self.place.is_dir() else f"harness {self.name}: there is no folder {self.place}"
         if not self.install or (self.place / INSTALLED).is_file():
             return ""
-        how = f"python -m envsdk.envs.swe.harness {self.name}"
-        return f"harness {self.name} is not installed: run `{how}`, or name its `folder`"
+        ships = _shipped(self.name).get("install") == self.install
+        which, run = (self.name, "") if ships else ("CONFIG.yaml", ", CONFIG.yaml being the run's file")
+        how = f"`python -m envsdk.envs.swe.harness {which}`{run}"
+        return f"harness {self.name} is not installed: run {how}, or name its `folder`"
 
     @property
     def shown(self) -> dict[str, Path]:
@@ -82,11 +85,11 @@ class Harness(StrictSettings):
 
 def read_harness(given: str | Mapping[str, Any]) -> Harness:
     """The harness that a tag's `harness` names or describes. ConfigurationError for one that is none."""
+    if not isinstance(given, str | Mapping):
+        raise ConfigurationError(f"harness: must be a name, or a mapping of its keys, and not {given!r}")
     values: dict[str, Any] = {"name": given} if isinstance(given, str) else dict(given)
-    shipped = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
     name = values.get("name")
-    if name in shipped:
-        base = tomllib.loads(shipped[str(name)].read_text(encoding="utf-8"))
+    if base := _shipped(name):
         inner = {
             key: {**base.get(key, {}), **values[key]}
             for key in _MERGED
@@ -94,12 +97,18 @@ def read_harness(given: str | Mapping[str, Any]) -> Harness:
         }
         values = {**base, **values, **inner}
     elif "command" not in values:
-        known = ", ".join(sorted(shipped))
+        known = sorted(path.stem for path in _SHIPPED.glob("*.toml"))
         raise ConfigurationError(
-            f"harness: there is no harness {name!r}; give its `command`, or one of {known}."
-            f"{did_you_mean(str(name), list(shipped))}"
+            f"harness: there is no harness {name!r}; give its `command`, or one of {', '.join(known)}."
+            f"{did_you_mean(str(name), known)}"
         )
     harness = validated(Harness, values, "harness")
     if wrong := [name for name in harness.files if not _FILE_NAME.fullmatch(name)]:
         raise ConfigurationError(f"harness: files: {wrong[0]!r} is not the name of a file")
     return harness
+
+
+def _shipped(name: object) -> dict[str, Any]:
+    """The keys of the one that ships under this name; empty where none does."""
+    file = _SHIPPED / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file in _SHIPPED.glob("*.toml") else {}

@@ -57,6 +57,7 @@ async def play(
     num_episodes: int = 1,
     max_turns: int = 10,
     engine: Mapping[str, Any] | None = None,
+    sequence_length: int = SCRIPTED_LENGTH,
     **env_config: Any,
 ) -> list[Trajectory]:
     """The trajectories of episodes in each of which the policy gives these replies in turn.
@@ -73,7 +74,8 @@ async def play(
     await served.start()
     proxy = InferenceProxy({"scripted": LocalLink(served)})
     proxy.start()
-    policy = EnginePolicy(proxy, CHAT, SamplingParams(max_new_tokens=4096), sequence_length=SCRIPTED_LENGTH)
+    sampling = SamplingParams(max_new_tokens=min(4096, sequence_length // 2))
+    policy = EnginePolicy(proxy, CHAT, sampling, sequence_length=sequence_length)
     blueprint = EnvBlueprint(
         spec=spec("envsdk/SWE-v1"),
         env_config={"instance_ids": [TASK.instance_id], "split": "all", "harness": harness, **env_config},

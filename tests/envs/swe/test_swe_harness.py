@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from envsdk.contracts.trajectory import Outcome
 from envsdk.envs.swe.env import SWEEnv
 from envsdk.envs.swe.harness import read_harness
 from envsdk.envs.swe.observations import read_ending
+from envsdk.managers.harness_env_manager import failed_programs
 from tests.by_day import by_day
 from tests.envs.swe.harness_episodes import GOLD, TASK, agent, bash, play, train
 
@@ -77,8 +79,37 @@ async def test_a_program_that_fails_is_truncated_and_graded_only_where_the_limit
     ending = read_ending(episode.final_observation)
     assert ending is not None
     assert "harness toy ended with exit code 1: I give up" in ending.detail
+    assert ending.exit_status == "NonZeroExit"
+    said = failed_programs([episode, episode])
+    assert said.startswith("warning: the programs of 2 of 2 episodes ended with an exit code other than 0")
+    assert "exit code 1: I give up" in said
     assert episode.success is False
     assert episode.turns[-1].metrics["harness_succeeded"] == 0.0
+
+
+@pytest.mark.parametrize("code", [126, 127])
+async def test_a_program_that_cannot_be_run_after_its_first_request_is_a_failure_and_no_zero(
+    tmp_path: Path, code: int
+) -> None:
+    harness = agent(tmp_path / "toy")
+    harness["command"] += f"; echo no such program; exit {code}"
+    (episode,) = await play(tmp_path, harness, [GOLD, SUBMIT], submit_at_limit=True)
+    assert (episode.outcome, len(episode.turns)) == (Outcome.FAILED, 2)
+    assert episode.failure is not None
+    assert (episode.failure.boundary, episode.failure.kind) == (Boundary.AGENT, "agent_failed")
+    assert f"The harness toy ended with exit code {code}: no such program" in episode.failure.message
+
+
+async def test_the_trajectory_holds_the_last_lines_that_a_program_printed(tmp_path: Path) -> None:
+    harness = agent(tmp_path / "toy")
+    harness["command"] += "; echo BEGIN; python -c \"print('x' * 300)\"; echo at last"
+    (episode,) = await play(tmp_path, harness, [SUBMIT])
+    assert (episode.outcome, episode.failure) == (Outcome.TERMINATED, None)
+    ending = read_ending(episode.final_observation)
+    assert ending is not None
+    assert "The harness toy ended with exit code 0: BEGIN xxx" in ending.detail
+    assert "xxx at last." in ending.detail
+    assert failed_programs([episode]) == ""
 
 
 async def test_the_turn_limit_refuses_the_next_request(tmp_path: Path) -> None:
@@ -94,6 +125,7 @@ async def test_the_time_limit_ends_a_program_with_all_its_processes(tmp_path: Pa
     (episode,) = await play(tmp_path, agent(tmp_path / "toy", "sleeps"), [GOLD], time_limit_s=3)
     assert (episode.outcome, episode.failure) == (Outcome.TRUNCATED, None)
     assert "The harness toy was killed: it took longer than 3 s" in episode.final_observation
+    assert 'exit_status="LimitsExceeded"' in episode.final_observation
     assert not any(str(tmp_path / "toy") in " ".join(cmdline) for cmdline in cmdlines())
 
 
@@ -141,6 +173,15 @@ async def test_a_program_whose_engine_fails_is_a_failure_of_the_engine(tmp_path:
     assert episode.failure.boundary is Boundary.ENGINE
 
 
+async def test_a_first_prompt_too_long_is_the_program_s_own_to_shorten(tmp_path: Path) -> None:
+    (episode,) = await play(tmp_path, agent(tmp_path / "toy"), [SUBMIT], sequence_length=64)
+    assert episode.failure is not None
+    assert episode.failure.kind == "prompt_too_long"
+    assert "raise sequence_length" in episode.failure.message
+    assert "have the program send less, by its own settings" in episode.failure.message
+    assert "agent_template" not in episode.failure.message
+
+
 @pytest.mark.slow
 async def test_a_patch_in_a_file_is_what_is_graded(tmp_path: Path) -> None:
     harness = {**agent(tmp_path / "toy"), "result": "/tmp/patch"}
@@ -176,6 +217,7 @@ async def test_an_installation_with_a_copy_of_the_solution_is_refused(tmp_path: 
     [
         ("mini-swe-agnet", "Did you mean 'mini-swe-agent'?"),
         ({"name": "mine"}, "give its `command`"),
+        (["mini-swe-agent"], "a name, or a mapping of its keys"),
         ({"command": "x", "comand": "y"}, "comand"),
         ({"command": "x", "files": {"../a": ""}}, "'../a' is not the name of a file"),
     ],
@@ -208,6 +250,28 @@ def test_what_is_not_installed_is_said_before_a_run_with_the_command_that_instal
     words = " ".join(said.split())
     assert "run `python -m envsdk.envs.swe.harness mini-swe-agent`, or name its `folder`" in words
     assert "custom_envs.SWE.env_manager_cls HarnessEnvManager the environment's own" in words
+
+
+def test_a_harness_of_ones_own_is_installed_by_the_command_that_the_run_names(tmp_path: Path) -> None:
+    env = {**os.environ, "ENVSDK_CACHE": str(tmp_path / "cache")}
+
+    def run(module: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True)
+        return " ".join((done.stdout + done.stderr).split())
+
+    tags = {
+        tag: {"env_config": {"harness": {"name": "mine", "install": f"echo {tag} > made", "command": "true"}}}
+        for tag in ("SWE", "SWEHeldOut")
+    }
+    keys = {"extends": "agentic_swe_harness_async.yaml", "custom_envs": tags}
+    (tmp_path / "mine.yaml").write_text(json.dumps(keys))
+    said = run("envsdk.train", "mine.yaml", "--explain")
+    assert "run `python -m envsdk.envs.swe.harness CONFIG.yaml`, CONFIG.yaml being the run's file" in said
+    run("envsdk.envs.swe.harness", "mine.yaml")
+    made = (tmp_path / "cache" / "swe" / "harnesses").glob("mine-*/made")
+    assert sorted(path.read_text() for path in made) == ["SWE\n", "SWEHeldOut\n"]
+    assert "is not installed" not in run("envsdk.train", "mine.yaml", "--explain")
 
 
 @pytest.mark.slow

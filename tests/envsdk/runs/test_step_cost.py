@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,15 +26,16 @@ class Batches:
         return None
 
 
-async def play(folder: Path, first_step: int) -> None:
-    """One step, with an evaluation of one episode, and the end of the run."""
+async def play(folder: Path, first_step: int, *, num_steps: int = 1, **fields: Any) -> list[str]:
+    """Steps with an evaluation of one episode, and the end of the run; what the display was told."""
     loaded = load_config(
         ROOT / "examples/agentic_async.yaml",
         [f"output_dir={folder}", "exp_name=lake", "trackers=[jsonl]", "prices={policy: {input: 1e6}}"],
     )
     run_dir = loaded.config.run_folder
     run_dir.mkdir(parents=True, exist_ok=True)
-    display = SimpleNamespace(note=lambda text: None, step=lambda summary: None)
+    notes = list[str]()
+    display = SimpleNamespace(note=notes.append, step=lambda summary: None)
     tracker = open_trackers(loaded.config.trackers, run_dir, loaded.config.tracker_args)
     with Timeline(run_dir / "timeline.json") as timeline:
         log = StepLog(
@@ -44,11 +46,24 @@ async def play(folder: Path, first_step: int) -> None:
             timeline=timeline,
             display=cast(Any, display),
         )
-        batch = RolloutBatch(version=first_step, groups=[[episode()]], discarded_tokens=100)
-        log.played(batch)
-        log.metrics["time/step_s"] = 1.0
-        await log.step_done(first_step, batch)
+        for step in range(first_step, first_step + num_steps):
+            group = [replace(episode(), **fields)]
+            batch = RolloutBatch(version=step, groups=[group], discarded_tokens=100)
+            log.played(batch)
+            log.metrics["time/step_s"] = 1.0
+            await log.step_done(step, batch)
     tracker.close()
+    return notes
+
+
+async def test_a_run_says_once_that_programs_ended_with_another_exit_code_than_0(tmp_path: Path) -> None:
+    end = (
+        '<episode exit_status="NonZeroExit">\nThe harness mine ended with exit code 1: no disk.\n<submission>'
+    )
+    notes = await play(tmp_path, 0, num_steps=2, final_observation=end)
+    (note,) = [each for each in notes if "exit code" in each]
+    assert note.startswith("warning: the programs of 1 of 1 episodes ended with an exit code other than 0: ")
+    assert note.endswith("exit code 1: no disk.")
 
 
 async def test_a_step_is_charged_with_its_evaluation_and_a_continued_run_adds_to_the_total(
