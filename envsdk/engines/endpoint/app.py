@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -222,9 +221,9 @@ class EndpointApp:
             for choice in range(fields.num_choices)
         ]
         for name in set(fields.ignored) - self.ignored.keys():
-            _logger.info("`%s` of a request is ignored, since it changes nothing: counted from here on", name)
-            for meant in get_close_matches(name, protocol.fields, n=1, cutoff=0.8):
-                _logger.warning("`%s` of a request is not known and ignored: is `%s` meant?", name, meant)
+            _logger.info(
+                "`%s` of a request is ignored, as unknown or without effect: counted from here on", name
+            )
         self.ignored.update(fields.ignored)
         if session is None and self._records:
             self._records = False

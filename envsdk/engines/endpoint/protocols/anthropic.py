@@ -14,7 +14,6 @@ from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.anthropic_request import (
     FINISHED,
     UNFINISHED,
-    MessagesFields,
     read_messages,
 )
 from envsdk.engines.endpoint.record import Prompt
@@ -199,7 +198,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
 MESSAGES = Protocol(
     path="/v1/messages",
     read=lambda body, head: MessagesWriter(fields=read_messages(body, head.histories), head=head),
-    fields=MessagesFields.model_fields,
     error_body=error_body,
     count_body=lambda num_tokens: {"input_tokens": num_tokens},
 )

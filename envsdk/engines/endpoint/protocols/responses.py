@@ -16,7 +16,6 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.responses_request import (
     SEALED,
-    ResponsesFields,
     ResponsesRequest,
     Tool,
     in_responses,
@@ -228,6 +227,4 @@ def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
     return ResponsesWriter(fields=request.fields, head=head, request=request)
 
 
-RESPONSES = Protocol(
-    path="/v1/responses", read=_read, fields=ResponsesFields.model_fields, error_body=error_body
-)
+RESPONSES = Protocol(path="/v1/responses", read=_read, error_body=error_body)
