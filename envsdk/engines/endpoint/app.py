@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from envsdk.contracts.players import POLICY
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.answers import Answer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
@@ -172,7 +173,7 @@ class EndpointApp:
         return card if self.version is None else card | {"version": self.version}
 
     def _check_model(self, name: str) -> None:
-        if name != self._model_name:
+        if name not in (self._model_name, POLICY):
             raise ApiError(
                 404, f"there is no model `{name}`; `{self._model_name}` is served", code="model_not_found"
             )
