@@ -134,6 +134,22 @@ async def test_fields_that_real_clients_send_are_counted(path: str, names: str) 
         assert set(served.endpoint.ignored) == set(names.split())
 
 
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ({"type": "json_schema"}, "output_config.format.schema"),
+        ({"type": "xml"}, "output_config.format.type"),
+    ],
+)
+async def test_a_wrong_form_of_the_output_is_named_as_the_client_sent_it(
+    form: dict[str, Any], named: str
+) -> None:
+    async with serving() as served:
+        refused = await ask(served, output_config={"format": form})
+    message = refused.json()["error"]["message"]
+    assert (refused.status_code, f"`{named}`" in message, "response_format" in message) == (400, True, False)
+
+
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     async with serving(failure={"rate": 1.0}) as served:
         told = events(await ask(served, stream=True))

@@ -187,9 +187,13 @@ _ERROR_TYPES = {
 }
 
 
+_NAMES = {"response_format.json_schema": "output_config.format", "response_format": "output_config.format"}
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's format. Claude Code knows by its first words that a prompt is too long."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    error = error.renamed(_NAMES)
     is_too_long = error.code == "context_length_exceeded"
     message = f"prompt is too long: {error.message}" if is_too_long else error.message
     return {"type": "error", "error": {"type": kind, "message": message}}

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 
-from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import OpenBody, check_spelling, read_json, unknown_in, validate
@@ -192,7 +192,7 @@ class ResponsesRequest:
 
 
 def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
-    """Raises ApiError, some with the field as the chat request has it: see `in_responses`."""
+    """Raises ApiError, some with the field as the chat request has it: see `NAMES`."""
     values = read_json(body)
     for name, why in _REFUSED.items():
         if values.get(name):
@@ -239,23 +239,13 @@ _ECHOED: Mapping[str, Any] = {
     **{"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
     "text": {"format": {"type": "text"}},
 }
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-
-
-def in_responses(error: ApiError) -> ApiError:
-    """The same, with the field as this protocol calls it."""
-    param = error.param
-    name = next((each for each in _NAMES if param and f"{param}.".startswith(f"{each}.")), None)
-    if param is None or name is None:
-        return error
-    told = param.replace(name, _NAMES[name], 1)
-    message = error.message.replace(f"`{param}`", f"`{told}`")
-    return ApiError(error.status, message, code=error.code, param=told)
+"""Fields of the chat request, as they are called here."""
 
 
 def _called(namespace: str | None, name: str) -> str:
