@@ -50,7 +50,7 @@ def unknown_in(body: OpenBody, where: str = "") -> list[str]:
     return found
 
 
-def check_spelling(body: OpenBody) -> None:
+def check_names(body: OpenBody) -> None:
     """ApiError for an unknown field that is near to a known one: each of those changes the reply."""
     known = {name.casefold(): name for name in type(body).model_fields}
     for name, value in (body.model_extra or {}).items():

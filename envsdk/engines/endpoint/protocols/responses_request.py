@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import OpenBody, check_spelling, read_json, unknown_in, validate
+from envsdk.engines.endpoint.parsing import OpenBody, check_names, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopP
 from envsdk.engines.tool_calls.reading import THOUGHT
@@ -198,7 +198,7 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
         if values.get(name):
             raise unsupported(name, f"is not supported, since nothing is stored: {why}")
     asked = validate(ResponsesFields, values)
-    check_spelling(asked)
+    check_names(asked)
     ignored = unknown_in(asked)
     items = histories["responses"].read(asked.input, _read_item)
     ignored += [name for _, names in items for name in names]
