@@ -110,7 +110,8 @@ def _print_table() -> None:
 def _play(name: str, env_config: dict[str, Any], seed: int) -> None:
     spec = spec_named(name)
     env = registry.make(spec, **env_config)
-    _say(f"{spec.id}, seed {seed}. {registry.system_prompt(spec, env_config)}\n{HELP}\n")
+    prompt = registry.system_prompt(spec, env_config).replace("{role}", "each role in its turn")
+    _say(f"{spec.id}, seed {seed}. {prompt}\n{HELP}\n")
     lines = _typed()
     try:
         while True:

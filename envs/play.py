@@ -5,7 +5,7 @@ session -> observation -> line -> step, or a word to the session -> ... -> end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +27,16 @@ class Played:
     """How it ended."""
 
     turns: int
-    total_reward: float
+    rewards: Mapping[str, float]
+    """In all, by role; under an empty name where there are no roles."""
     success: bool
     is_over: bool
     """False when the person stopped before the end."""
 
     def __str__(self) -> str:
-        how = "solved" if self.success else "not solved" if self.is_over else "stopped"
-        return f"{how}: reward {self.total_reward:g} in {self.turns} turn{'' if self.turns == 1 else 's'}"
+        solved = "over" if "" not in self.rewards else "solved" if self.success else "not solved"
+        how = solved if self.is_over else "stopped"
+        return f"{how}: {_told(self.rewards)} in {self.turns} turn{'' if self.turns == 1 else 's'}"
 
 
 def play(
@@ -49,8 +51,8 @@ def play(
 
     Raises EnvsdkError when the environment raises.
     """
-    turns, total, success = 0, 0.0, False
-    say(_asked(env, "reset", seed=seed)[0])
+    turns, success = 0, False
+    total, role = _begin(env, say, seed)
     for line in lines:
         line = line.rstrip("\r\n")
         if not line.strip():
@@ -59,8 +61,8 @@ def play(
             if line in (":q", ":quit"):
                 break
             if line == ":again":
-                turns, total = 0, 0.0
-                say(_asked(env, "reset", seed=seed)[0])
+                turns = 0
+                total, role = _begin(env, say, seed)
                 continue
             reply = _answered(env, line, say)
             if reply is None:
@@ -68,16 +70,37 @@ def play(
         else:
             reply = line
         observation, reward, terminated, truncated, info = _asked(env, "step", reply)
-        turns, total, success = turns + 1, total + reward, bool(info.get("success"))
+        turns, success = turns + 1, bool(info.get("success"))
+        paid = {**info.get("rewards", {}), role: reward}
+        total = {each: total[each] + paid.get(each, 0.0) for each in total}
         truncated = truncated or (max_turns is not None and turns >= max_turns)
         say(observation)
-        if reward:
-            say(f"[reward {reward:g}]")
+        if any(paid.values()):
+            say(f"[{_told(paid)}]")
         if terminated or truncated:
             if truncated and not success:
                 say("[no turns left]")
-            return Played(turns=turns, total_reward=total, success=success, is_over=True)
-    return Played(turns=turns, total_reward=total, success=False, is_over=False)
+            return Played(turns=turns, rewards=total, success=success, is_over=True)
+        role = _turn_of(info, say)
+    return Played(turns=turns, rewards=total, success=False, is_over=False)
+
+
+def _begin(env: TextEnv, say: Callable[[str], None], seed: int) -> tuple[dict[str, float], str]:
+    """Start the task; returns each role's reward, and the one whose turn it is."""
+    observation, info = _asked(env, "reset", seed=seed)
+    say(observation)
+    return dict.fromkeys(info.get("roles") or ("",), 0.0), _turn_of(info, say)
+
+
+def _turn_of(info: Mapping[str, Any], say: Callable[[str], None]) -> str:
+    role: str = info.get("role", "")
+    if role:
+        say(f"[{role} to play]")
+    return role
+
+
+def _told(rewards: Mapping[str, float]) -> str:
+    return "reward " + ", ".join(f"{role} {reward:g}".strip() for role, reward in rewards.items())
 
 
 def _answered(env: TextEnv, line: str, say: Callable[[str], None]) -> str | None:

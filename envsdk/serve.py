@@ -47,7 +47,7 @@ class ServeOptions(Options):
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR")] = None
     """Where ended sessions go as trajectories; without it nothing is kept."""
     name: Annotated[str | None, Option(metavar="NAME")] = None
-    """What requests give as `model`; when absent the model's name, or `policy` where it has none."""
+    """What requests give as `model`, beside `policy`, which always does; the model's name when absent."""
     host: str = "127.0.0.1"
     """Address to serve on. Anything but loopback sends the token and all texts unencrypted: only in a network
     you trust."""

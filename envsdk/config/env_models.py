@@ -6,11 +6,18 @@ import math
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from envsdk.config.section import Names, OwnGeneratingArgs, Section, interleave, split_evenly
 from envsdk.contracts import run_limits
 from envsdk.contracts.players import POLICY, player_names
+
+
+def _checked_players(given: Any) -> Any:
+    names = [*given, *given.values()] if isinstance(given, dict) else given
+    if given is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
+        raise ValueError("must be a list of players, or a mapping from roles to players")
+    return given
 
 
 class StructuredOutput(Section):
@@ -169,7 +176,7 @@ class CustomEnv(Section):
     """System prompt, shown as it is; the environment's own when absent, none when empty."""
     agent_template: str = "{observation}"
     """User message of each turn: `{observation}`, `{turn_idx}`, `{actions_left}`, `{max_response_length}`."""
-    players: Annotated[list[str], Field(min_length=1)] | dict[str, str] | None = None
+    players: Annotated[list[str] | dict[str, str] | None, BeforeValidator(_checked_players)] = None
     """Who plays the roles of an environment of several players: a list, which moves on by one role from task
     to task, or a mapping by role. `policy` is trained; others are `random`, `oracle`, another policy by name,
     or one of `opponents`. The policy plays all roles when absent."""

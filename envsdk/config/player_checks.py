@@ -21,7 +21,8 @@ def player_problems(path: KeyPath, env: CustomEnv, models: Iterable[str]) -> Ite
     for name in env.player_names:
         if name not in known and not is_importable(name):
             hint = suggest(name, known, known="players")
-            yield Problem((*path, "players"), f"there is no player {name!r}; {hint}")
+            said = f"there is no player {name!r} and `opponents` has none; {hint}"
+            yield Problem((*path, "players"), said)
 
 
 def opponent_problems(config: RunConfig) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from envsdk.contracts.failures import ConfigurationError, EnvsdkError
 from envsdk.envs.__main__ import main
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.play import play
+from envsdk.envs.tic_tac_toe.env import TicTacToeEnv
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "envsdk.envs", "--play", "FrozenLake", "--seed", "3", "legend=false"]
@@ -105,6 +106,22 @@ def test_what_is_typed_is_played_and_colons_are_for_the_program() -> None:
     assert said[7:9] == ["[<answer>Down</answer>]", "__\nPG"]
     assert "Invalid action" in said[9]
     assert said[-1] == "[reward 1]"
+
+
+def test_several_roles_are_told_whose_turn_it_is_and_what_each_got() -> None:
+    said: list[str] = []
+    env = TicTacToeEnv(opening=0)
+    played = play(env, [f"<answer>{square}</answer>" for square in (1, 2, 4, 5, 7)], said.append, seed=0)
+    assert said[1::2] == [
+        "[X to play]",
+        "[O to play]",
+        "[X to play]",
+        "[O to play]",
+        "[X to play]",
+        "[reward X 1, O -1]",
+    ]
+    assert str(played) == "over: reward X 1, O -1 in 5 turns"
+    assert str(play(env, [":again", "1"], said.append, seed=0)).startswith("stopped: reward X ")
 
 
 def test_the_turns_of_the_spec_end_an_episode_that_does_not_end_by_itself() -> None:

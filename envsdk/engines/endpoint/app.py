@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from envsdk.contracts.players import POLICY
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.answers import Answer, OnPiece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
@@ -173,7 +173,7 @@ class EndpointApp:
         return card if self.version is None else card | {"version": self.version}
 
     def _check_model(self, name: str) -> None:
-        if name != self._model_name:
+        if name not in (self._model_name, POLICY):
             raise ApiError(
                 404, f"there is no model `{name}`; `{self._model_name}` is served", code="model_not_found"
             )
@@ -222,9 +222,9 @@ class EndpointApp:
             for choice in range(fields.num_choices)
         ]
         for name in set(fields.ignored) - self.ignored.keys():
-            _logger.info("`%s` of a request is ignored, since it changes nothing: counted from here on", name)
-            for meant in get_close_matches(name, protocol.fields, n=1, cutoff=0.8):
-                _logger.warning("`%s` of a request is not known and ignored: is `%s` meant?", name, meant)
+            _logger.info(
+                "`%s` of a request is ignored, as unknown or without effect: counted from here on", name
+            )
         self.ignored.update(fields.ignored)
         if session is None and self._records:
             self._records = False

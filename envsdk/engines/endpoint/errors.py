@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -31,6 +32,16 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """The same, with the field as its protocol calls it: `names` has chat's names for some."""
+        param = self.param
+        name = next((each for each in names if param and f"{param}.".startswith(f"{each}.")), None)
+        if param is None or name is None:
+            return self
+        told = param.replace(name, names[name], 1)
+        message = self.message.replace(f"`{param}`", f"`{told}`")
+        return ApiError(self.status, message, code=self.code, param=told)
 
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}

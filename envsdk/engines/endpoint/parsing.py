@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,7 +32,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class OpenBody(BaseModel):
-    """What may have further fields, which are counted (`unknown_in`)."""
+    """What may have further fields, which are counted (`unknown_in`) unless one is misspelled."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -49,6 +50,18 @@ def unknown_in(body: OpenBody, where: str = "") -> list[str]:
     return found
 
 
+def check_names(body: OpenBody) -> None:
+    """ApiError for an unknown field that is near to a known one: each of those changes the reply."""
+    known = {name.casefold(): name for name in type(body).model_fields}
+    for name, value in (body.model_extra or {}).items():
+        meant = get_close_matches(name.casefold(), known, n=1, cutoff=_MISSPELLED)
+        if meant and value is not None:
+            hint = f"did you mean `{known[meant[0]]}`?"
+            raise ApiError(400, f"unknown parameter `{name}`; {hint}", code="unknown_parameter", param=name)
+
+
+_MISSPELLED = 0.8
+"""Similarity from which on one name is meant for the other: no field that clients send is so near."""
 _MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 

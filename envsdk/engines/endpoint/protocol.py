@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,8 +98,6 @@ class Protocol:
     """Where it is served: there and under `/sessions/ID`."""
     read: Callable[[bytes, ReplyHead], ReplyWriter]
     """The body of a request, checked. Raises ApiError."""
-    fields: Collection[str] = ()
-    """Names of a request's fields, where others are ignored: one that is near to them is a typing error."""
     error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body
     """The JSON of an error, also on the paths below `path`."""
     count_body: Callable[[int], Mapping[str, Any]] | None = None

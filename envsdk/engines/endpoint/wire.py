@@ -50,6 +50,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "prompt_logprobs": (),
     "reasoning_effort": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -63,6 +64,7 @@ _INSTEAD: Mapping[str, str] = {
     "best_of": "ask for `n` replies and choose among them",
     "function_call": "give `tool_choice` instead",
     "functions": "give `tools` instead",
+    "prompt_logprobs": "ask `/v1/completions` for `echo` with `logprobs`",
     "reasoning_effort": "it would change the reply, and this policy has no such setting: leave it out",
     "verbosity": "it would change the reply, and this policy has no such setting: leave it out",
 }

@@ -44,7 +44,7 @@ from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rollouts.play.eval_spec import ENTRY_POINT_GROUP, EvalSpec, evaluations_named
 from envsdk.rollouts.play.evaluation_log import log_in
-from envsdk.rollouts.play.model import TinyPolicyMaker
+from envsdk.rollouts.play.model import TinyPolicyMaker, find_model_folder
 from envsdk.rollouts.play.options import PlayOptions, TaskOptions
 from envsdk.rollouts.play.pass_at_k import (
     PairedDifference,
@@ -370,6 +370,7 @@ def _against(config: RunConfig, opponent: str) -> RunConfig:
     """The configuration with the policy and an opponent in every tag. Raises ConfigurationError."""
     models = {name: each for name, each in config.opponents.items() if name == opponent}
     if not models and opponent not in (*BUILT_IN, *plugin_names(POLICIES)) and ":" not in opponent:
+        find_model_folder(Path(opponent), option="--opponent")
         models, opponent = {"opponent": Opponent(pretrain=opponent)}, "opponent"
     tags = {
         tag: each.model_copy(update={"players": [POLICY, opponent]})

@@ -162,7 +162,7 @@ def model_source(
     )
 
 
-def find_model_folder(path: Path) -> Path:
+def find_model_folder(path: Path, *, option: str = "--model") -> Path:
     """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one; or
     that of the model which is registered or on the hub under this name."""
     path = path.expanduser()
@@ -170,15 +170,15 @@ def find_model_folder(path: Path) -> Path:
     for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
         if is_model_folder(candidate):
             if problem := weights_problem(candidate):
-                raise ConfigurationError(f"--model: {problem}")
+                raise ConfigurationError(f"{option}: {problem}")
             return candidate
     if not path.exists() or is_named_model(str(path)):
         try:
             return hub_folder(str(path))
         except ConfigurationError as error:
-            raise ConfigurationError(f"--model: {error}") from error
+            raise ConfigurationError(f"{option}: {error}") from error
     raise ConfigurationError(
-        f"--model: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
+        f"{option}: {path} holds no config.json: it is neither a Hugging Face folder nor a checkpoint "
         "(such as runs/NAME/checkpoints/step_000010), nor a run with one"
     )
 

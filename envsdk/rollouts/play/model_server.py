@@ -139,7 +139,7 @@ async def serve_proxy(
                 say(f"{sessions} with {replies} {was} not kept: end them before the server", err=True)
             if endpoint.ignored:
                 counts = ", ".join(f"{name} ({count})" for name, count in sorted(endpoint.ignored.items()))
-                say(f"ignored in requests, since it changes nothing: {counts}", flush=True)
+                say(f"ignored in requests, as unknown or without effect: {counts}", flush=True)
 
 
 def given_token() -> str:

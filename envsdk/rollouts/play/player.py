@@ -38,6 +38,7 @@ from envsdk.managers.policies import REQUIRED_ABILITY, make_policy
 from envsdk.rollouts.play.model import (
     ModelSource,
     TinyPolicyMaker,
+    find_model_folder,
     model_source,
     open_model,
 )
@@ -376,7 +377,9 @@ def _opponents(
                 f"opponents.{name} is a past version of the policy, which there is while a run trains: name "
                 "another by --opponent, such as a checkpoint"
             )
-        folder = None if each.pretrain is None else Path(each.pretrain)
+        option = f"opponents.{name}.pretrain"
+        given = each.pretrain
+        folder = None if given is None else find_model_folder(Path(given), option=option)
         model = model_source(source, folder, greedy, seed, make_tiny_policy)
         if each.strategy_args is not None:
             engine, settings = each.strategy_args.strategy_name, each.strategy_args.strategy_config

@@ -109,6 +109,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"max_tokens": 0}}, "at least 1"),
     ({"sampling_params": {"allowed_token_ids": [1]}}, "unknown parameter `allowed_token_ids`"),
     ({"sampling_params": {"min_tokens": 3}}, "`min_tokens` is not supported"),
+    (
+        {"sampling_params": {"prompt_logprobs": 1}},
+        "`prompt_logprobs` is not supported: ask `/v1/completions`",
+    ),
     ({"sampling_params": {"stream": True}}, "unknown parameter `stream`"),
     ({"sampling_params": {"logprobs": 3}}, "`logprobs` is not possible here"),
     ({"sampling_params": 3}, "sampling_params"),

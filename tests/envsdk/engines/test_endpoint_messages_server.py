@@ -81,22 +81,73 @@ async def test_a_stream_sends_pings_while_nothing_is_sampled(monkeypatch: pytest
     assert "ping" not in chat.text
 
 
+RESPONSES_ASKED = {"model": "policy", "input": "hi"}
+
+
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "given", "meant"),
     [
-        ("messages", {**ASKED, "top_pp": 1, "thinking": {"type": "disabled"}}),
-        ("responses", {"model": "policy", "input": "hi", "top_pp": 1, "store": True}),
+        ("messages", {"temprature": 0}, "temperature"),
+        ("messages", {"stop_sequence": ["a"]}, "stop_sequences"),
+        ("messages", {"topP": 1}, "top_p"),
+        ("responses", {"max_output_token": 5}, "max_output_tokens"),
+        ("responses", {"temprature": 0.1}, "temperature"),
     ],
 )
-async def test_a_misspelled_field_is_named_once_in_the_log(
-    path: str, body: dict[str, Any], caplog: pytest.LogCaptureFixture
+async def test_a_misspelled_field_is_refused_and_the_right_one_named(
+    path: str, given: dict[str, Any], meant: str
 ) -> None:
+    asked = {"messages": ASKED, "responses": RESPONSES_ASKED}[path]
     async with serving() as served:
         await served.post("/sessions", {"id": "a"})
-        for _ in range(2):
-            assert (await served.post(f"/sessions/a/v1/{path}", body)).status_code == 200
-    (record,) = caplog.records
-    assert record.getMessage() == "`top_pp` of a request is not known and ignored: is `top_p` meant?"
+        for place in (f"/v1/{path}", f"/sessions/a/v1/{path}"):
+            refused = await served.post(place, asked | given)
+            assert refused.status_code == 400
+            (name,) = given
+            message = refused.json()["error"]["message"]
+            assert message == f"unknown parameter `{name}`; did you mean `{meant}`?"
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        (
+            "messages",
+            "anthropic_beta betas cache_control container context_management diagnostics fallbacks "
+            "mcp_servers inference_geo max_thinking_tokens metadata output_format service_tier speed "
+            "thinking user_profile_id",
+        ),
+        (
+            "responses",
+            "access_programs background_options client_metadata context_management image max_tool_calls "
+            "metadata moderation prompt_cache_key prompt_cache_options prompt_cache_retention reasoning "
+            "safety_identifier service_tier store stream_options top_logprobs truncation user",
+        ),
+    ],
+)
+async def test_fields_that_real_clients_send_are_counted(path: str, names: str) -> None:
+    asked = {"messages": ASKED, "responses": RESPONSES_ASKED}[path]
+    async with serving() as served:
+        assert (
+            await served.post(f"/v1/{path}", asked | dict.fromkeys(names.split(), "x"))
+        ).status_code == 200
+        assert set(served.endpoint.ignored) == set(names.split())
+
+
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ({"type": "json_schema"}, "output_config.format.schema"),
+        ({"type": "xml"}, "output_config.format.type"),
+    ],
+)
+async def test_a_wrong_form_of_the_output_is_named_as_the_client_sent_it(
+    form: dict[str, Any], named: str
+) -> None:
+    async with serving() as served:
+        refused = await ask(served, output_config={"format": form})
+    message = refused.json()["error"]["message"]
+    assert (refused.status_code, f"`{named}`" in message, "response_format" in message) == (400, True, False)
 
 
 async def test_a_stream_that_fails_ends_with_an_error_event() -> None:

@@ -80,6 +80,7 @@ async def serving(
     max_body_bytes: int = 100_000,
     on_ended: OnEnded | None = None,
     length: int = 300,
+    model_name: str = "policy",
     **script: Any,
 ) -> AsyncIterator[Served]:
     config = {"reply": HELLO, **script}
@@ -96,7 +97,7 @@ async def serving(
         proxy,
         chat,
         EndpointConfig(
-            model_name="policy",
+            model_name=model_name,
             sequence_length=length,
             rules=rules or SamplingRules(),
             max_body_bytes=max_body_bytes,
@@ -631,6 +632,14 @@ async def test_half_of_a_surrogate_pair_counts_as_the_replacement_character() ->
         assert ended.json()["num_replies"] == 4
         (episode,) = served.ended
         assert len(episode.turns) == 4
+
+
+async def test_a_model_with_a_name_answers_to_policy_too() -> None:
+    async with serving(model_name="smollm2") as served:
+        for name, status in (("policy", 200), ("smollm2", 200), ("other", 404)):
+            assert (await served.chat(model=name)).status_code == status
+        listed = await served.http.get(f"{served.endpoint.url}/v1/models")
+        assert [each["id"] for each in listed.json()["data"]] == ["smollm2"]
 
 
 async def test_what_is_not_supported_is_refused_and_named() -> None:

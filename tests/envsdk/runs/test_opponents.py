@@ -123,6 +123,15 @@ def test_a_folder_that_is_none_is_named_by_its_key(monkeypatch: pytest.MonkeyPat
     [
         (["custom_envs.SelfPlay.players=[random]"], "none of them is policy"),
         (["custom_envs.SelfPlay.players=[policy,rndom]"], "did you mean `random`"),
+        (["custom_envs.SelfPlay.players=[policy,past]"], "no player 'past' and `opponents` has none"),
+        *(
+            (
+                [f"custom_envs.SelfPlay.players={given}"],
+                r"1 problem\n.*SelfPlay\.players.*: must be a list of ",
+            )
+            for given in ("3", "random")
+        ),
+        (["custom_envs.SelfPlay.players=[]"], "1 problem\n.*none of them is policy"),
         (["custom_envs.SelfPlay.players=[policy,random,random]"], "has 2 roles"),
         (["custom_envs.SelfPlay.players={X: policy}"], "for each of the roles X, O"),
         (["custom_envs.SelfPlay.players=[policy]", "custom_envs.SelfPlay.context=step"], "context: append"),

@@ -11,12 +11,7 @@ from typing import Any
 from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
-from envsdk.engines.endpoint.protocols.anthropic_request import (
-    FINISHED,
-    UNFINISHED,
-    MessagesFields,
-    read_messages,
-)
+from envsdk.engines.endpoint.protocols.anthropic_request import FINISHED, UNFINISHED, read_messages
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.reply_text import Part, ThoughtText
 
@@ -188,9 +183,13 @@ _ERROR_TYPES = {
 }
 
 
+_NAMES = {"response_format.json_schema": "output_config.format", "response_format": "output_config.format"}
+
+
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's format. Claude Code knows by its first words that a prompt is too long."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    error = error.renamed(_NAMES)
     is_too_long = error.code == "context_length_exceeded"
     message = f"prompt is too long: {error.message}" if is_too_long else error.message
     return {"type": "error", "error": {"type": kind, "message": message}}
@@ -199,7 +198,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
 MESSAGES = Protocol(
     path="/v1/messages",
     read=lambda body, head: MessagesWriter(fields=read_messages(body, head.histories), head=head),
-    fields=MessagesFields.model_fields,
     error_body=error_body,
     count_body=lambda num_tokens: {"input_tokens": num_tokens},
 )

@@ -4,7 +4,7 @@ What the format has and chat has not:
 
 - A user's message holds results of tools: each becomes a message of role `tool`, before the message's text.
 - Claude Code's billing header, a line of the system prompt that changes with each request, is left out.
-- Fields that are not known are counted by name, as `cache_control` is, and change nothing.
+- Fields that are not known are counted by name, as `cache_control` is, unless they are misspelled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from envsdk.engines.endpoint.errors import unsupported
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import MAX_STOPS, OpenBody, read_json, unknown_in, validate
+from envsdk.engines.endpoint.parsing import MAX_STOPS, OpenBody, check_names, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopK, TopP
 from envsdk.engines.tool_calls.reading import THOUGHT
@@ -143,6 +143,7 @@ def _read_turn(given: Any, number: int) -> tuple[list[dict[str, Any]], list[str]
 def read_messages(body: bytes, histories: Histories) -> ChatFields:
     """The chat request that this one means. Raises ApiError."""
     asked = validate(MessagesFields, read_json(body))
+    check_names(asked)
     ignored = unknown_in(asked)
     messages: list[dict[str, Any]] = []
     system = [text for block in asked.system or () if (text := _without_billing(block.text, ignored))]

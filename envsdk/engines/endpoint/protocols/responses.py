@@ -15,11 +15,10 @@ from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.responses_request import (
+    NAMES,
     SEALED,
-    ResponsesFields,
     ResponsesRequest,
     Tool,
-    in_responses,
     read_responses,
 )
 from envsdk.engines.endpoint.record import Prompt
@@ -220,7 +219,7 @@ def _input(arguments: str) -> str:
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in OpenAI's format, with this protocol's names."""
-    return in_responses(error).body()
+    return error.renamed(NAMES).body()
 
 
 def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
@@ -228,6 +227,4 @@ def _read(body: bytes, head: ReplyHead) -> ResponsesWriter:
     return ResponsesWriter(fields=request.fields, head=head, request=request)
 
 
-RESPONSES = Protocol(
-    path="/v1/responses", read=_read, fields=ResponsesFields.model_fields, error_body=error_body
-)
+RESPONSES = Protocol(path="/v1/responses", read=_read, error_body=error_body)

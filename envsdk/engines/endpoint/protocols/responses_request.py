@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 
-from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
+from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import OpenBody, read_json, unknown_in, validate
+from envsdk.engines.endpoint.parsing import OpenBody, check_names, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopP
 from envsdk.engines.tool_calls.reading import THOUGHT
@@ -192,12 +192,13 @@ class ResponsesRequest:
 
 
 def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
-    """Raises ApiError, some with the field as the chat request has it: see `in_responses`."""
+    """Raises ApiError, some with the field as the chat request has it: see `NAMES`."""
     values = read_json(body)
     for name, why in _REFUSED.items():
         if values.get(name):
             raise unsupported(name, f"is not supported, since nothing is stored: {why}")
     asked = validate(ResponsesFields, values)
+    check_names(asked)
     ignored = unknown_in(asked)
     items = histories["responses"].read(asked.input, _read_item)
     ignored += [name for _, names in items for name in names]
@@ -238,23 +239,13 @@ _ECHOED: Mapping[str, Any] = {
     **{"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []},
     "text": {"format": {"type": "text"}},
 }
-_NAMES = {
+NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-
-
-def in_responses(error: ApiError) -> ApiError:
-    """The same, with the field as this protocol calls it."""
-    param = error.param
-    name = next((each for each in _NAMES if param and f"{param}.".startswith(f"{each}.")), None)
-    if param is None or name is None:
-        return error
-    told = param.replace(name, _NAMES[name], 1)
-    message = error.message.replace(f"`{param}`", f"`{told}`")
-    return ApiError(error.status, message, code=error.code, param=told)
+"""Fields of the chat request, as they are called here."""
 
 
 def _called(namespace: str | None, name: str) -> str:

@@ -68,7 +68,7 @@ def test_models_play_against_one_another(tmp_path: Path) -> None:
     ("name", "opponent", "says"),
     [
         ("envsdk/FrozenLake-v1", "random", "has one player"),
-        (GAME, "nobody", "opponents.opponent.pretrain|--model"),
+        (GAME, "nobody", "^--opponent: there is no folder nobody"),
         (GAME, "no.such.module:Class", "no player"),
     ],
 )
