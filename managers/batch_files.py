@@ -53,11 +53,11 @@ class BatchFiles:
     def add_discarded(self, trajectory: Trajectory, end: str) -> Coroutine[Any, Any, None] | None:
         """Collect a discarded trajectory; returns the write of a file when one is full."""
         self._discarded.append((trajectory, end))
-        return self._write_discarded() if len(self._discarded) >= self._discarded_per_file else None
+        return self.write_discarded() if len(self._discarded) >= self._discarded_per_file else None
 
     async def write_batch(self, batch: RolloutBatch, step: int, state: LedgerState) -> None:
         """Write a batch, and the trajectories discarded before it."""
-        write_discarded = self._write_discarded()
+        write_discarded = self.write_discarded()
         self._next_step, self._num_discarded_files = step + 1, 0
         await write_discarded
         metadata = {
@@ -68,7 +68,7 @@ class BatchFiles:
         path = self._folder / f"{self._prefix}_{step:06d}.parquet"
         await self._write(path, batch.trajectories, metadata)
 
-    def _write_discarded(self) -> Coroutine[Any, Any, None]:
+    def write_discarded(self) -> Coroutine[Any, Any, None]:
         """The write of the trajectories collected so far; what is discarded later goes into another file."""
         name = f"{DISCARDED_PREFIX}{self._prefix}_{self._next_step:06d}"
         discarded, self._discarded = self._discarded, []

@@ -51,6 +51,8 @@ class RolloutTally:
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        """The first message of each kind."""
         self._failures_of_tag: Counter[str] = Counter()
         self._last_failure: dict[str, Failure] = {}
         self._discarded_tokens = 0
@@ -58,7 +60,9 @@ class RolloutTally:
 
     def add_failure(self, failure: Failure, *, tag: str | None = None) -> None:
         """Count a failure. With `tag`, it is that of an episode which its worker reported."""
-        self._failures[f"{failure.boundary}/{failure.kind}"] += 1
+        kind = f"{failure.boundary}/{failure.kind}"
+        self._failures[kind] += 1
+        self._examples.setdefault(kind, failure.message)
         if tag is not None:
             self._failures_of_tag[tag] += 1
             self._last_failure[tag] = failure
@@ -98,8 +102,9 @@ class RolloutTally:
         )
 
     def failure_note(self) -> str:
-        """The most frequent failures as a sentence that follows another; empty without failures."""
+        """The most frequent failures as a sentence behind another's last word; empty without failures."""
         if not self._failures:
             return ""
-        counted = ", ".join(f"{count} x {kind}" for kind, count in self._failures.most_common(5))
-        return f" Failures since the last batch: {counted}."
+        common = self._failures.most_common(5)
+        counted = ", ".join(f"{count} x {kind} ({self._examples[kind]})" for kind, count in common)
+        return f". Failures since the last batch: {counted}"

@@ -224,7 +224,15 @@ class Scheduler(Generic[AnyLedger]):
             self._judge(command)
         elif isinstance(command, Stalled):
             note = self.episodes.tally.failure_note()
-            self.background.fail(RolloutStalled(f"{command.message}{note}"))
+            self.background.start(self._stall(RolloutStalled(f"{command.message}{note}")))
+
+    async def _stall(self, error: RolloutStalled) -> None:
+        """No batch will ever be ready: end the run once what was thrown away is on disk."""
+        try:
+            if self.episodes.files:
+                await self.episodes.files.write_discarded()
+        finally:
+            self.background.fail(error)
 
     def executed(self) -> None:
         """An event of the ledger was carried out."""
@@ -236,7 +244,7 @@ class Scheduler(Generic[AnyLedger]):
         try:
             reason = self.episodes.drop_reason(ready, is_awaited=is_awaited)
         except RolloutStalled as error:
-            self.background.fail(error)
+            self.background.start(self._stall(error))
             return
         if reason is None:
             self.background.changed.set()

@@ -51,7 +51,8 @@ class TagSetup:
     window: int = 0
     """How many turns a prompt shows; 0: all."""
     compact_at: int = 0
-    """Tokens of a line from which on the policy is asked for a summary; 0: it never is."""
+    """Tokens of a line from which on the policy is asked for a summary, or before, where none would fit after
+    the next turn; 0: it never is."""
     compact_prompt: str = ""
     """What it is asked."""
     players: Players = ()
@@ -195,12 +196,8 @@ class TrajEnvManager:
             if episode.seats:
                 episode.turn_to(role)
             state_hash = await host.state_hash() if setup.with_state_hashes else None
-            is_long = 0 < setup.compact_at <= len(episode.line.log)
-            if is_long and len(episode.turns) > episode.line.start:
-                asked = setup.compact_prompt
-                reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, kind=SUMMARY)
-                episode.add_turn(asked, reply, 0.0, {}, state_hash, generate_s=generate_s, role=SUMMARY)
-                episode.begin_line(setup.shown)
+            if 0 < setup.compact_at <= len(episode.line.log):
+                await self._summarize(order, episode, turn_index, state_hash)
             elif 0 < setup.window <= turn_index:
                 episode.begin_line(setup.shown)
             prompt = setup.prompts.user(
@@ -209,7 +206,16 @@ class TrajEnvManager:
                 num_actions_left=setup.max_turns - turn_index,
                 max_response_length=setup.max_new_tokens,
             )
-            reply, generate_s = await self._ask(order, episode, turn_index, prompt, observation)
+            reserved = setup.compact_prompt if setup.compact_at and turn_index + 1 < setup.max_turns else ""
+            try:
+                reply, generate_s = await self._ask(
+                    order, episode, turn_index, prompt, observation, reserved_prompt=reserved
+                )
+            except SequenceFull:
+                if not setup.compact_at:
+                    raise
+                await self._summarize(order, episode, turn_index, state_hash)
+                reply, generate_s = await self._ask(order, episode, turn_index, prompt, observation)
             before = clock()
             next_observation, reward, terminated, truncated, info = await host.step(reply.text)
             env_s = clock() - before
@@ -224,6 +230,20 @@ class TrajEnvManager:
                 episode.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
                 return
 
+    async def _summarize(
+        self, order: EpisodeOrder, episode: Episode, turn_index: int, state_hash: str | None
+    ) -> None:
+        """End the line with a summary, with which the next one begins, unless it has no turn or no room."""
+        if len(episode.turns) == episode.line.start:
+            return
+        asked = self._setup.compact_prompt
+        try:
+            reply, generate_s = await self._ask(order, episode, turn_index, asked, asked, kind=SUMMARY)
+        except SequenceFull:
+            return
+        episode.add_turn(asked, reply, 0.0, {}, state_hash, generate_s=generate_s, role=SUMMARY)
+        episode.begin_line(self._setup.shown)
+
     async def _ask(
         self,
         order: EpisodeOrder,
@@ -233,6 +253,7 @@ class TrajEnvManager:
         observation: str,
         *,
         kind: str = "",
+        reserved_prompt: str = "",
     ) -> tuple[Reply, float]:
         """The player's reply, and the seconds until it came."""
         setup, line, role = self._setup, episode.line, episode.role
@@ -252,6 +273,7 @@ class TrajEnvManager:
             line_start=line.start,
             role=role,
             history=[*episode.history, *line.carried] if line.carried else episode.history,
+            reserved_prompt=reserved_prompt,
         )
         before = time.perf_counter()
         reply = await _act(self._player_of(episode), context)

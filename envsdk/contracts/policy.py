@@ -65,6 +65,8 @@ class TurnContext:
     history: Sequence[Message] = ()
     """Messages before the first user message, such as worked examples: `info["history"]` of the reset. One
     in the role `system` takes the place of the tag's."""
+    reserved_prompt: str = ""
+    """A user message for which, and for a reply to it, this turn must leave room; otherwise SequenceFull."""
 
     @property
     def shown(self) -> Sequence[int]:

@@ -66,6 +66,7 @@ class EnginePolicy(Policy):
         self._stop = frozenset(chat.stop_token_ids)
         # The members of a group begin with the same prompt, at about the same time.
         self._first_prompt = lru_cache(maxsize=KEPT_PROMPTS)(self._encoded)
+        self._reserved = lru_cache(maxsize=KEPT_PROMPTS)(self._reserved_tokens)
         self._ids = itertools.count()
         self._prefix = f"{os.getpid():x}.{id(self):x}."
 
@@ -82,7 +83,8 @@ class EnginePolicy(Policy):
             num_tokens = len(log) + len(ids)
         except TooManyTokens as too_many:
             num_tokens = len(log) + too_many.num_tokens
-        if num_tokens + self.max_new_tokens > self.sequence_length:
+        reserved = self._reserved(turn.system, turn.reserved_prompt) if turn.reserved_prompt else 0
+        if num_tokens + self.max_new_tokens + reserved > self.sequence_length:
             raise SequenceFull(
                 num_tokens=num_tokens,
                 max_new_tokens=self.max_new_tokens,
@@ -129,6 +131,26 @@ class EnginePolicy(Policy):
                 system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
             )
         return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)
+
+    def _reserved_tokens(self, system: str, summary_prompt: str) -> int:
+        """Tokens that this prompt and its reply take at most behind another reply.
+
+        PolicyFailed where a segment that a summary begins would have no room to end with another.
+        """
+        chat, limit = self.chat, self.max_new_tokens
+        reserved = len(chat.next_prompt(user=summary_prompt, reply_closed=False)) + limit
+        begin = len(chat.first_prompt(system=system, user=summary_prompt)) + limit
+        least = begin + len(chat.next_prompt(user="", reply_closed=False)) + limit + reserved
+        if least > self.sequence_length:
+            message = (
+                f"sequence_length={self.sequence_length} leaves no room for compact_prompt: a segment "
+                f"with it at both ends ({reserved - limit} tokens each), the system prompt, a turn and "
+                f"replies of {limit} has at least {least} tokens: raise sequence_length or shorten the prompt"
+            )
+            raise PolicyFailed(
+                Failure(boundary=Boundary.CONFIGURATION, kind="compact_prompt_too_long", message=message)
+            )
+        return reserved
 
     def _encoded(self, system: str, user: str, history: tuple[tuple[str, str], ...]) -> Sequence[int]:
         messages = [Message(role=role, content=content) for role, content in history]

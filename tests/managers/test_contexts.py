@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envsdk.collect import collect
+from envsdk.contracts.failures import Boundary
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.prompts import SUMMARY
 from envsdk.contracts.trajectory import Outcome, Trajectory
@@ -122,6 +124,43 @@ async def test_what_does_not_fit_one_sequence_is_played_to_its_end_with_a_window
         (whole,) = await play(TrajEnvManager, setup(**long, **context), script=WHOLE, sequence_length=130)
         assert whole.outcome is Outcome.TERMINATED
         assert max(len(segment.tokens or ()) for segment in whole.segments()) <= 130
+
+
+@pytest.mark.parametrize("mark", [100, 140, 190])
+async def test_a_summary_is_asked_for_early_where_it_would_not_fit_after_the_next_turn(mark: int) -> None:
+    long = {"env_config": {"num_turns": 9}, "compact_prompt": f"{ASKED} {ASKED}"}
+    (whole,) = await play(TrajEnvManager, setup(**long, compact_at=mark), script=WHOLE, sequence_length=200)
+    assert whole.outcome is Outcome.TERMINATED
+    *before, _ = whole.segments()
+    assert before
+    for segment in before:
+        assert segment.role == SUMMARY
+        assert len(segment.tokens or ()) <= 200
+
+
+@pytest.mark.parametrize("sequence_length", range(115, 200, 6))
+async def test_an_episode_with_summaries_ends_early_only_where_neither_turn_nor_summary_fits(
+    sequence_length: int,
+) -> None:
+    tag_setup = setup(env_config={"num_turns": 9}, compact_at=60, compact_prompt=ASKED)
+    (played,) = await play(TrajEnvManager, tag_setup, script=WHOLE, sequence_length=sequence_length)
+    assert played.failure is None
+    if played.outcome is Outcome.TRUNCATED:
+        *_, last = played.segments()
+        ends = [0, *(turn.response_end for turn in last.turns)]
+        longest = max(after - before for before, after in pairwise(ends[1:])) + 8
+        assert len(last.tokens or ()) > sequence_length - longest
+
+
+async def test_a_compact_prompt_that_never_fits_is_refused_with_the_numbers() -> None:
+    tag_setup = setup(env_config={"num_turns": 9}, compact_at=60, compact_prompt=ASKED * 9)
+    (failed,) = await play(TrajEnvManager, tag_setup, script=WHOLE, sequence_length=130)
+    assert failed.failure is not None
+    assert failed.failure.boundary is Boundary.CONFIGURATION
+    assert "sequence_length=130 leaves no room for compact_prompt" in failed.failure.message
+    least = int(failed.failure.message.split("at least ")[1].split()[0])
+    (whole,) = await play(TrajEnvManager, tag_setup, script=WHOLE, sequence_length=least + 30)
+    assert whole.outcome is Outcome.TERMINATED
 
 
 @pytest.mark.parametrize("manager", [TrajEnvManager, lake_agents.TurnByTurn])

@@ -374,10 +374,18 @@ def test_a_suspended_scheduler_lets_nothing_be_sampled_until_it_is_resumed(
     assert_complete_groups(rollouts.next_batch(), 2)
 
 
-def test_when_everything_fails_the_run_ends_and_says_what_failed(start_rollouts: StartRollouts) -> None:
-    rollouts = start_rollouts(troublesome("Bad", "raise"))
-    with pytest.raises(RolloutStalled, match=r"thrown away.*\d+ x environment/step_raised"):
+def test_when_everything_fails_the_run_ends_and_says_what_failed(
+    start_rollouts: StartRollouts, tmp_path: Path
+) -> None:
+    rollouts = start_rollouts(troublesome("Bad", "raise"), folder=tmp_path)
+    with pytest.raises(
+        RolloutStalled, match=r"thrown away.*\d+ x environment/step_raised \(.*the lake is closed"
+    ):
         rollouts.next_batch()
+    (discarded,) = tmp_path.glob("discarded_step_*.parquet")
+    failures = [trajectory.failure for trajectory in read_trajectories(discarded)]
+    assert failures
+    assert all(failures)
 
 
 @pytest.mark.parametrize("alpha", [pytest.param(0, marks=slow), 1])

@@ -22,6 +22,7 @@ def test_a_run_learns_from_windows_and_summaries(tmp_path: Path, model: Path) ->
         "custom_envs.Lake.context_window=2",
         "custom_envs.Room.context=compact",
         "custom_envs.Room.compact_at=8",
+        "custom_envs.Room.compact_prompt=Sum up",
     )
     assert code == 0, output
     job.assert_each_step_once(2)

@@ -71,6 +71,8 @@ def collection_in(
     with locked_folder(folder):
         wait_for_workers(folder)
         manifest = Manifest.load(folder)
+        if manifest and manifest.config != dict(config) and not _has_episodes(folder, manifest):
+            manifest = None  # of a start that was refused
         if manifest is None:
             refuse_foreign_shards(folder)
             refuse_foreign_card(folder)
@@ -91,6 +93,10 @@ def collection_in(
         if manifest.tally.num_episodes:
             write_formats(folder, manifest, formats)
         write_card(folder, manifest)
+
+
+def _has_episodes(folder: Path, manifest: Manifest) -> bool:
+    return bool(manifest.shards) or any(folder.rglob("part-*.parquet"))
 
 
 def waiting_shards(folder: Path, plans: Sequence[ShardPlan], config_fingerprint: str) -> set[int]:

@@ -1,0 +1,32 @@
+"""The folder of a collection: which command may write into it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from envsdk.base.store.shard_plan import plan_shards
+from envsdk.base.store.shards import Manifest, write_shard
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rollouts.datasets.finishing import collection_in
+from tests.trajectories import trajectory_with
+
+PLANS = plan_shards({"Lake": 1}, split="train", shard_size=1)
+
+
+def begun(folder: Path, temperature: float) -> AbstractContextManager[tuple[Manifest, object]]:
+    config = {"temperature": temperature, "tags": {}}
+    return collection_in(folder, config, PLANS, (), versions={}, command=["envsdk"], license=None)
+
+
+def test_a_start_that_was_refused_does_not_keep_the_folder_from_a_corrected_command(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no model"), begun(tmp_path, 0.0):
+        raise ConfigurationError("no model")
+    with pytest.raises(ConfigurationError, match="too long"), begun(tmp_path, 1.0) as (manifest, _):
+        raise ConfigurationError("too long")
+    assert manifest.config["temperature"] == 1.0
+    write_shard(tmp_path / PLANS[0].file_name, PLANS[0], [trajectory_with()], manifest.fingerprint, None)
+    with pytest.raises(ConfigurationError, match="holds another collection"), begun(tmp_path, 0.0):
+        pass
