@@ -416,8 +416,8 @@ def test_what_is_thrown_away_is_written_as_it_comes_and_does_not_wait_for_a_batc
     start_rollouts(
         group_filters=["zero_variance"], max_filtered_groups=6, folder=tmp_path, discarded_per_file=4
     )
-    wait_until(lambda: len(list(tmp_path.glob("discarded_*.parquet"))) == 2)
-    first, second = sorted(tmp_path.glob("discarded_*.parquet"))
+    wait_until(lambda: len(list(tmp_path.glob("discarded_*.parquet"))) >= 2)
+    first, second = sorted(tmp_path.glob("discarded_*.parquet"))[:2]  # the run's end writes the rest
     assert (first.name, second.name) == ("discarded_step_000000.parquet", "discarded_step_000000_1.parquet")
     for file in (first, second):
         assert len(read_trajectories(file)) == 4
