@@ -15,7 +15,6 @@ from typing import Any
 
 from envsdk.config.models import RunConfig
 from envsdk.config.role_models import Opponent
-from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
 from envsdk.rollouts.play.model import find_model_folder
 from envsdk.runs.checkpoints import folder_of
@@ -79,11 +78,7 @@ class Opponents:
 def _folder(name: str, opponent: Opponent, model: Path) -> Path:
     if opponent.pretrain is None:
         return model
-    try:
-        return find_model_folder(Path(opponent.pretrain))
-    except ConfigurationError as error:
-        message = str(error).removeprefix("--model: ")
-        raise ConfigurationError(f"opponents.{name}.pretrain: {message}") from error
+    return find_model_folder(Path(opponent.pretrain), option=f"opponents.{name}.pretrain")
 
 
 def _spec(name: str, opponent: Opponent, folder: Path, policy: EngineGroupSpec) -> EngineGroupSpec:

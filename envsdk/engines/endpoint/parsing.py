@@ -61,7 +61,8 @@ def check_names(body: OpenBody) -> None:
 
 
 _MISSPELLED = 0.8
-"""Similarity from which on one name is meant for the other: no field that clients send is so near."""
+"""Similarity from which on one name is meant for the other. Of the fields of chat and of Responses only
+`top_k` in Responses is so near to another."""
 _MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
