@@ -8,13 +8,12 @@ and which serves replies alone. `EnvSpec.program_argument` names the argument th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
 from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.agent_env_manager import AgentEnvManager, AgentEpisode
+from envsdk.rewards.sandbox.scratch import scratch_folder
 
 
 class HarnessEnvManager(AgentEnvManager):
@@ -23,8 +22,8 @@ class HarnessEnvManager(AgentEnvManager):
     limits_replies = True
 
     async def run_agent(self, agent: AgentEpisode) -> None:
-        with tempfile.TemporaryDirectory(prefix="envsdk-door-") as folder:
-            socket = Path(folder) / "socket"
+        async with scratch_folder() as folder:
+            socket = folder / "socket"
             async with agent.door(socket):
                 await agent.env.play(AgentDoor(socket=socket, api_key=agent.api_key, model=agent.model))
 

@@ -50,7 +50,7 @@ def card_bytes(device: str) -> int:
 
 
 def run(command: list[str], log: Path, device: str = "cpu") -> Cost:
-    """Run it to its end; CalledProcessError when it fails. Its output goes to `log`."""
+    """Run it to its end, its output in `log`; ends this program with the last of it where it fails."""
     idle = card_bytes(device)
     began, cpu_s, peak = time.monotonic(), {}, 0
     with log.open("w") as output:
@@ -67,7 +67,7 @@ def run(command: list[str], log: Path, device: str = "cpu") -> Cost:
             peak = max(peak, card_bytes(device) - idle if device.startswith("cuda") else pss)
             time.sleep(LOOK_EVERY_S)
     if child.returncode:
-        raise subprocess.CalledProcessError(child.returncode, command, log.read_text()[-2000:])
+        sys.exit(f"{' '.join(command)}\nended with {child.returncode}:\n{log.read_text()[-2000:]}")
     return Cost(time.monotonic() - began, sum(cpu_s.values()), peak / 1e9)
 
 

@@ -240,7 +240,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         task = self._tasks.named(state.instance_id)
         hints = f"\n\n{task.hints_text.strip()}" if self._args.hints and task.hints_text.strip() else ""
         await self._leave()
-        with staged(harness, task.problem_statement.strip() + hints, door) as stage:
+        async with staged(harness, task.problem_statement.strip() + hints, door) as stage:
             folders = tuple(harness.shown.values())
             if copies := await asyncio.to_thread(self._tasks.copies_in, folders, task):
                 problem = f"the harness {harness.name} shows its solution: {', '.join(copies[:3])}"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
-from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
 from envsdk.rewards.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.scratch import scratch_folder
 from envsdk.rewards.sandbox.threads import in_thread
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from envsdk.envs.swe.evaluator.layout import laid_paths
 from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
-from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
+from envsdk.rewards.sandbox.scratch import scratch_folder
 from envsdk.rewards.sandbox.threads import in_thread
 
 _APPLY = "git -c core.fsmonitor=false -c core.hooksPath=/dev/null apply --whitespace=nowarn"

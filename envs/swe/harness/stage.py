@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from envsdk.contracts.agent_door import AgentDoor, agent_variables
 from envsdk.envs.swe.harness.record import Harness
+from envsdk.rewards.sandbox.scratch import scratch_folder
 
 PORT = 18423
 """Port of the endpoint, on the sandbox's own loopback."""
@@ -28,11 +28,10 @@ class Stage:
     env: Mapping[str, str]
 
 
-@contextmanager
-def staged(harness: Harness, task: str, door: AgentDoor) -> Iterator[Stage]:
+@asynccontextmanager
+async def staged(harness: Harness, task: str, door: AgentDoor) -> AsyncIterator[Stage]:
     """The stage of a task, whose files are there while the block runs. It is readable for every user."""
-    with tempfile.TemporaryDirectory(prefix="envsdk-harness-") as made:
-        folder = Path(made)
+    async with scratch_folder() as folder:
         folder.chmod(0o755)
         (folder / "files").mkdir(mode=0o755)
         given = {"command": harness.command, "task": task}

@@ -29,7 +29,6 @@ from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.limits import allowed_s
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
-from envsdk.envs.swe.evaluator.scratch import scratch_folder
 from envsdk.envs.swe.evaluator.sealing import judge
 from envsdk.envs.swe.evaluator.sealing.claims import Choices, Claim
 from envsdk.envs.swe.evaluator.sealing.judge import Expected, Seal
@@ -43,6 +42,7 @@ from envsdk.envs.swe.tasks.runtime import install, swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.envs.swe.tasks.trees import building
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
+from envsdk.rewards.sandbox.scratch import scratch_folder
 from envsdk.rewards.sandbox.threads import in_thread
 
 log = logging.getLogger(__name__)

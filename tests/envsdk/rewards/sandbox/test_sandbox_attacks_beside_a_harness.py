@@ -55,15 +55,17 @@ async def start(
         await send({"type": "http.response.body", "body": b"yes"})
 
     door = AgentDoor(socket=tmp_path_factory.mktemp("door") / "socket", api_key="key", model="policy")
-    async with unix_door(serve, door.socket, most_requests=1000):
-        with staged(Harness(command="sleep 3600"), "issue", door) as stage:
+    async with (
+        unix_door(serve, door.socket, most_requests=1000),
+        staged(Harness(command="sleep 3600"), "issue", door) as stage,
+    ):
 
-            async def start(*, limits: Limits | None = None, **fields: Any) -> Any:
-                image = Image(**{"tree": repository, **fields})
-                image = replace(image, binds={**image.binds, **stage.binds})
-                return Beside(await backend.start(image, limits=limits), stage)
+        async def start(*, limits: Limits | None = None, **fields: Any) -> Any:
+            image = Image(**{"tree": repository, **fields})
+            image = replace(image, binds={**image.binds, **stage.binds})
+            return Beside(await backend.start(image, limits=limits), stage)
 
-            yield start
+        yield start
 
 
 async def test_the_harness_is_there(sandbox: Beside) -> None:

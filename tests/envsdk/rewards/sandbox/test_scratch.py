@@ -1,4 +1,4 @@
-"""Copies of hidden tests outlive no process for long."""
+"""Copies of hidden tests, and the doors of harnesses, outlive no process for long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 HOLDS = """
 import asyncio, sys
-from envsdk.envs.swe.evaluator.scratch import scratch_folder
+from envsdk.rewards.sandbox.scratch import scratch_folder
 
 async def hold():
     async with scratch_folder() as folder:
@@ -39,7 +39,7 @@ def held(temporary: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 @pytest.mark.system
-def test_what_a_killed_grading_left_is_swept_by_the_next_and_what_a_living_one_holds_is_not(
+def test_what_a_killed_process_left_is_swept_by_the_next_and_what_a_living_one_holds_is_not(
     tmp_path: Path,
 ) -> None:
     killed, left = held(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders for copies of hidden tests, each kept for one run. The next process sweeps what a killed one left.
+"""Folders outside the sandboxes, each for one run or episode. The next process sweeps what a killed one left.
 
 first use: sweep, hold a folder -> a run's folder inside it -> deleted ... -> exit: all of it deleted
 """
@@ -38,7 +38,7 @@ def _folder() -> Path:
     global _held
     with _holding:
         if _held is None or _held[0] != os.getpid():
-            state = Path(tempfile.gettempdir()) / f"envsdk-grading-{os.geteuid()}"
+            state = Path(tempfile.gettempdir()) / f"envsdk-scratch-{os.geteuid()}"
             leases.sweep(state)
             _held = os.getpid(), leases.Lease(state)
             atexit.register(_release, *_held)
