@@ -86,8 +86,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		echo "make: $(PYTHON) cannot make virtual environments. On Debian and Ubuntu:" \
 		     "apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt "$$(grep -x 'torch==.*' constraints.txt)"
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-compile -c constraints.txt "$$(grep -x 'torch==.*' constraints.txt)"
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@# pip compiles on one core. Packages hold files that no Python compiles.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 	@echo "make: $(VENV) is ready: source $(BIN)/activate"
 
@@ -170,20 +172,20 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
-pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist $(3) --junitxml build/times/$(2).xml || { [ $$? = 1 ] && \
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist $(3) --junitxml build/times/$(2).xml $(4) || { [ $$? = 1 ] && \
 	echo "make: once more, alone: what failed above" && \
 	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
 
 .PHONY: test
 test: install ## Set up, lint and run the test suite: what CI runs
-	@$(MAKE) --no-print-directory --jobs 2 lint collect
-	$(call pytest_twice,not system and not slow and not gpu,unit,worksteal)
-	$(call pytest_twice,system and not slow and not gpu,system,loadfile)
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-# Writes the bytecode of tests once, on the core that mypy leaves free, before several workers need it.
-.PHONY: collect
-collect: install
-	@$(BIN)/python -m pytest --collect-only -qq | tail -n 3
+# Only files with such tests are collected for the system part: the others take each worker longer than to start.
+.PHONY: tests
+tests:
+	$(call pytest_twice,not system and not slow and not gpu,unit,worksteal)
+	$(call pytest_twice,system and not slow and not gpu,system,loadfile,$$(grep -rl "mark\.system" tests --include "test_*.py"))
 
 .PHONY: test-nightly
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours
@@ -198,10 +200,17 @@ test-times: install ## Where the last `make test` spent its time: files, then te
 	@$(BIN)/python -m tests.times build/times/*.xml
 
 .PHONY: lint
-lint: install ## ruff and mypy
+lint: style types ## ruff and mypy
+
+.PHONY: style
+style: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+
+# At the lowest priority: beside the tests it takes what two workers leave of two cores.
+.PHONY: types
+types: install
+	nice -n 19 $(BIN)/mypy
 
 .PHONY: size
 size: install ## Print the lines of each wing beside its budget

@@ -111,7 +111,9 @@ def measure_searches(store: Store) -> tuple[float, float]:
     queries = []
     for number in range(NUM_QUERIES):
         goal = store.goal("human", number % store.num_goals("human"))
-        queries.append((plain_query(goal.text), goal.title.lower(), " ".join(goal.attributes))[number % 3])
+        queries.append(
+            (plain_query(goal.text), goal.wanted.title.lower(), " ".join(goal.attributes))[number % 3]
+        )
     search, milliseconds = store._index.search, []
     for query in queries:
         started = time.process_time()

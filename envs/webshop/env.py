@@ -171,8 +171,7 @@ class WebShopEnv(AnyTextSpaces, TextEnv):
         if session is None or self._ended:
             return format_reply("click[buy now]", self._args.action_format)
         if self._plan is None:
-            product = self.store.product(session.goal.product)
-            options = best_options(product, session.goal, strict_options=self._args.strict_options)
+            options = best_options(session.goal, strict_options=self._args.strict_options)
             self._plan = options, find_query(session)
         return format_reply(next_action(session, *self._plan), self._args.action_format)
 

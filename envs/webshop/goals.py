@@ -31,12 +31,7 @@ class Goal:
 
     product: int
     """Position of the product in the catalogue."""
-    asin: str
-    title: str
-    nouns: tuple[str, ...]
-    category: str
-    query: str
-    product_category: str
+    wanted: Product
     text: str
     """The instruction, with the limit of the price."""
     attributes: tuple[str, ...]
@@ -108,12 +103,7 @@ def make_goal(kind: GoalKind, drawn: DrawnGoal, product: Product) -> Goal:
         attributes = product.instruction_attributes
     return Goal(
         product=drawn.product,
-        asin=product.asin,
-        title=product.title,
-        nouns=product.nouns,
-        category=product.category,
-        query=product.query,
-        product_category=product.product_category,
+        wanted=product,
         text=text + price_text,
         attributes=attributes,
         options=options,

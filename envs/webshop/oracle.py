@@ -30,15 +30,15 @@ def next_action(session: Session, options: Mapping[str, str], query: str) -> str
     if page is Page.RESULTS and goal.product in session.results:
         wanted = session.results.index(goal.product) // session.page_size + 1
         if wanted == session.number:
-            return f"click[{goal.asin.lower()}]"
+            return f"click[{goal.wanted.asin.lower()}]"
         return "click[next >]" if wanted > session.number else "click[< prev]"
     return f"search[{query}]"
 
 
-def best_options(product: Product, goal: Goal, *, strict_options: bool = False) -> dict[str, str]:
+def best_options(goal: Goal, *, strict_options: bool = False) -> dict[str, str]:
     """The fewest clicks that meet as many of the goal's options as can be."""
     best: dict[frozenset[int], dict[str, str]] = {frozenset(): {}}
-    for name, values in clickable_options(product).items():
+    for name, values in clickable_options(goal.wanted).items():
         for met, chosen in list(best.items()):
             for value in values:
                 options = {name: value}
@@ -70,7 +70,7 @@ def find_query(session: Session) -> str:
     """Words that find the goal's product, on the first page if any do."""
     catalogue, goal = session.catalogue, session.goal
     best_place, best_query = len(session.results) + 10**6, ""
-    for query in _queries(goal, catalogue.product(goal.product)):
+    for query in _queries(goal):
         if not query:
             continue
         results = catalogue.search(query)
@@ -80,7 +80,7 @@ def find_query(session: Session) -> str:
                 return query
             if place < best_place:
                 best_place, best_query = place, query
-    return best_query or f"<q> {goal.query}"
+    return best_query or f"<q> {goal.wanted.query}"
 
 
 def plain_query(instruction: str) -> str:
@@ -88,10 +88,10 @@ def plain_query(instruction: str) -> str:
     return _clean(_PRICE.sub("", instruction)) or "anything"
 
 
-def _queries(goal: Goal, product: Product) -> Iterator[str]:
-    attributes = " ".join(goal.attributes)
-    yield _clean(goal.query)
-    yield _clean(f"{attributes} {goal.query}")
+def _queries(goal: Goal) -> Iterator[str]:
+    attributes, product = " ".join(goal.attributes), goal.wanted
+    yield _clean(product.query)
+    yield _clean(f"{attributes} {product.query}")
     yield plain_query(goal.text)
     yield _clean(product.title)
     yield _clean(f"{product.title} {product.description}")

@@ -83,11 +83,12 @@ def score_purchase(
 
 
 def match_type(product: Product, goal: Goal) -> TypeMatch:
-    query_match = product.query == goal.query
-    category_match = len(_path(product.product_category) & _path(goal.product_category)) >= 2
-    nouns = set(product.nouns) & set(goal.nouns)
+    wanted = goal.wanted
+    query_match = product.query == wanted.query
+    category_match = len(_path(product.product_category) & _path(wanted.product_category)) >= 2
+    nouns = set(product.nouns) & set(wanted.nouns)
     # Nouns that the goal's title repeats count each time below the line and once above it.
-    title_score = len(nouns) / len(goal.nouns) if goal.nouns else 0.2
+    title_score = len(nouns) / len(wanted.nouns) if wanted.nouns else 0.2
     r_type = 1.0 if query_match or category_match or title_score > 0.2 else 0.5
     if title_score < 0.1:
         r_type = 0.1

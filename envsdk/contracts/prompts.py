@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envsdk.contracts.policy import TurnContext
     from envsdk.contracts.trajectory import Turn
 
 PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length")
@@ -90,11 +91,28 @@ class TagPrompts:
             return [first - 1]
         return range(max(0, first - self.window + 1), first) if self.window else ()
 
+    def asked(self, turn: TurnContext) -> list[Message]:
+        """The conversation that a policy is to continue, up to the user message with the new observation."""
+        shown = self.spoken(turn.turns, turn.shown)
+        return [*opening(turn.system, turn.history), *shown, {"role": "user", "content": turn.prompt}]
+
     def spoken(self, turns: Sequence[Turn], numbers: Sequence[int]) -> list[Message]:
-        """These turns of the episode as messages."""
-        return spoken(
-            turns, self.prompts, numbers, max_turns=self.max_turns, max_new_tokens=self.max_new_tokens
-        )
+        """These turns of the episode as messages; requests for a summary are no steps of the environment."""
+        messages: list[Message] = []
+        steps = list(accumulate((turn.role != SUMMARY for turn in turns), initial=0))
+        for number in numbers:
+            turn, step = turns[number], steps[number]
+            user = turn.observation
+            if turn.role != SUMMARY:
+                user = self.prompts.user(
+                    observation=turn.observation,
+                    turn_index=step,
+                    num_actions_left=self.max_turns - step,
+                    max_response_length=self.max_new_tokens,
+                )
+            messages.append({"role": "user", "content": user})
+            messages.append({"role": "assistant", "content": turn.reply})
+        return messages
 
 
 def opening(system: str, history: Sequence[Mapping[str, Any]] = ()) -> list[Message]:
@@ -111,47 +129,3 @@ def own_history(turns: Sequence[Turn], first: int = 0) -> Sequence[Message]:
     details = (json.loads(turns[number].details or "{}") for number in (first, 0) if turns)
     history: Sequence[Message] = next((each["history"] for each in details if "history" in each), ())
     return history
-
-
-def conversation(
-    turns: Sequence[Turn],
-    prompts: AgentPrompts,
-    *,
-    max_turns: int,
-    max_new_tokens: int,
-    history: Sequence[Message] | None = None,
-    numbers: Sequence[int] | None = None,
-) -> list[Message]:
-    """Turns as chat messages, those with `numbers` or all; no system message where there is no system prompt.
-
-    `history` are messages before the first user message; absent, those that the first turn's details name.
-    """
-    messages = opening(prompts.system, own_history(turns) if history is None else history)
-    numbers = range(len(turns)) if numbers is None else numbers
-    return messages + spoken(turns, prompts, numbers, max_turns=max_turns, max_new_tokens=max_new_tokens)
-
-
-def spoken(
-    turns: Sequence[Turn],
-    prompts: AgentPrompts,
-    numbers: Sequence[int],
-    *,
-    max_turns: int,
-    max_new_tokens: int,
-) -> list[Message]:
-    """The turns `numbers` as messages; requests for a summary are no steps of the environment."""
-    messages: list[Message] = []
-    steps = list(accumulate((turn.role != SUMMARY for turn in turns), initial=0))
-    for number in numbers:
-        turn, step = turns[number], steps[number]
-        user = turn.observation
-        if turn.role != SUMMARY:
-            user = prompts.user(
-                observation=turn.observation,
-                turn_index=step,
-                num_actions_left=max_turns - step,
-                max_response_length=max_new_tokens,
-            )
-        messages.append({"role": "user", "content": user})
-        messages.append({"role": "assistant", "content": turn.reply})
-    return messages

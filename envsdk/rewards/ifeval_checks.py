@@ -50,7 +50,8 @@ def instruction(name: str, arguments: Mapping[str, Any]) -> Check:
     known = _INSTRUCTIONS[name]
     given = {key: value for key, value in arguments.items() if value is not None}
     if ":" not in name:  # rows of ROLL carry the arguments of all functions
-        given = {key: value for key, value in given.items() if key in known.arguments.model_fields}
+        fields = known.arguments.model_fields.items()
+        given = {key: given[key] for key in (each.alias or name for name, each in fields) if key in given}
     return partial(known.follows, **dict(known.arguments.model_validate(given)))
 
 
@@ -58,11 +59,13 @@ def instruction_names() -> list[str]:
     return sorted(_INSTRUCTIONS)
 
 
-def _names(*names: str) -> Callable[[CheckT], CheckT]:
+def _names(*names: str, **renamed: str) -> Callable[[CheckT], CheckT]:
+    """Registers a check under these names; `renamed` are its arguments that they call otherwise."""
+
     def register(follows: CheckT) -> CheckT:
         hints = get_type_hints(follows, include_extras=True)
         keys = [key for key in inspect.signature(follows).parameters if key != "text"]
-        fields: Any = {key: (hints[key], ...) for key in keys}
+        fields: Any = {key: (hints[key], Field(alias=renamed.get(key))) for key in keys}
         arguments = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
         for name in names:
             _INSTRUCTIONS[name] = _Instruction(follows, arguments)
@@ -148,6 +151,7 @@ def is_in_language(text: str, code: str) -> bool:
 
 
 @_names("keywords:existence")
+@_names("verify_keywords", keywords="keyword_list")
 def _has_keywords(text: str, keywords: Words) -> bool:
     return all(_num_occurrences(keyword, text) for keyword in keywords)
 
@@ -203,6 +207,7 @@ def _nth_paragraph_first_word(
 
 
 @_names("detectable_content:number_placeholders")
+@_names("validate_placeholders", num_placeholders="N")
 def _number_of_placeholders(text: str, num_placeholders: Count) -> bool:
     return _num_bracketed(text) >= num_placeholders
 
@@ -232,6 +237,7 @@ def _constrained_response(text: str) -> bool:
 
 
 @_names("detectable_format:number_highlighted_sections")
+@_names("validate_highlighted_sections", num_highlights="N")
 def _number_of_highlights(text: str, num_highlights: Count) -> bool:
     single = sum(bool(part.strip("*").strip()) for part in re.findall(r"\*[^\n*]*\*", text))
     double = sum(bool(part[2:-2].strip()) for part in re.findall(r"\*\*[^\n*]*\*\*", text))
@@ -314,11 +320,6 @@ def _no_comma(text: str) -> bool:
     return "," not in text
 
 
-@_names("verify_keywords")
-def _roll_keywords(text: str, keyword_list: Words) -> bool:
-    return _has_keywords(text, keyword_list)
-
-
 @_names("verify_keyword_frequency")
 def _roll_keyword_frequency(text: str, word: Text, N: Count) -> bool:
     return [each.lower() for each in _WORD.findall(text)].count(word.lower()) == N
@@ -364,11 +365,6 @@ def _roll_postscript(text: str, postscript_marker: Text) -> bool:
     return bool(marker and after.strip())
 
 
-@_names("validate_placeholders")
-def _roll_placeholders(text: str, N: Count) -> bool:
-    return _num_bracketed(text) >= N
-
-
 @_names("verify_bullet_points")
 def _roll_bullets(text: str, N: Count) -> bool:
     return sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == N
@@ -386,11 +382,6 @@ def _listed(options: str) -> list[str]:
     """Items of `('yes', 'no')`, `[yes, no]` or `yes/no`."""
     quoted = [each for _, each in re.findall(r"""(?<!\w)(['"])(.+?)\1(?!\w)""", options)]
     return quoted or re.split(r"[,;/|\n]", options.strip().strip("()[]"))
-
-
-@_names("validate_highlighted_sections")
-def _roll_highlights(text: str, N: Count) -> bool:
-    return _number_of_highlights(text, N)
 
 
 @_names("validate_sections")

@@ -2,7 +2,7 @@
 
 A faulty ledger has a sound one inside. It changes the configuration or the saved state that the sound one
 begins with, an event on its way in, or a command or a count on its way out: it needs to know nothing of how
-the ledger works. docs/ledger.md has the list as a table.
+the ledger works.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.replay import replay
 from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.rollouts.datasets.reading import open_dataset
-from envsdk.rollouts.play.own_policies import messages_of
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.managers import lake_agents
 from tests.managers.test_agent_env_manager import CHAT, REPLIES, play, setup
@@ -103,7 +102,7 @@ class Reader(Policy):
         self._setup = tag_setup
 
     async def act(self, turn: TurnContext) -> Reply:
-        contents = [each["content"] for each in messages_of(turn, self._setup)]
+        contents = [each["content"] for each in self._setup.shown.asked(turn)]
         return Reply(text=f"{len(turn.turns)}|" + "|".join(each.split(" turn ")[-1] for each in contents[1:]))
 
 

@@ -10,7 +10,7 @@ import pytest
 from envsdk.contracts.env import EnvSpec, Info
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.policy import Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.contracts.prompts import AgentPrompts, conversation
+from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, Trajectory, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.env_host import EnvBlueprint
@@ -112,7 +112,7 @@ async def test_a_policy_gets_the_history_and_a_turn_keeps_its_details() -> None:
     (turn,) = trajectory.turns
     assert turn.reply == "1 + 1 2"
     assert json.loads(turn.details or "")["verdict"] == "5 is not 4"
-    messages = conversation([turn], AgentPrompts(system="Count."), max_turns=1, max_new_tokens=0)
+    messages = TagPrompts(prompts=AgentPrompts(system="Count."), max_turns=1).messages([turn])
     assert [each["content"] for each in messages] == ["Count.", "1 + 1", "2", "2 + 2", "1 + 1 2"]
 
 

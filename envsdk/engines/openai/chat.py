@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
-from envsdk.contracts.prompts import AgentPrompts, conversation
+from envsdk.contracts.prompts import TagPrompts
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, Unreachable, no_server
 from envsdk.engines.engine_support.http import http_client, post_json, with_retries
@@ -173,25 +173,13 @@ class ChatPolicy(Policy):
 
     name = "endpoint"
 
-    def __init__(
-        self, client: ChatClient, prompts: AgentPrompts, *, max_turns: int, max_new_tokens: int
-    ) -> None:
+    def __init__(self, client: ChatClient, prompts: TagPrompts) -> None:
         self._client = client
         self._prompts = prompts
-        self._max_turns = max_turns
-        self._max_new_tokens = max_new_tokens
 
     async def act(self, turn: TurnContext) -> Reply:
-        messages = conversation(
-            turn.turns,
-            replace(self._prompts, system=turn.system),
-            max_turns=self._max_turns,
-            max_new_tokens=self._max_new_tokens,
-            history=turn.history,
-            numbers=turn.shown,
-        )
-        messages.append({"role": "user", "content": turn.prompt})
-        body = self._client.endpoint.body(messages, max_tokens=self._max_new_tokens, seed=turn.seed)
+        messages = self._prompts.asked(turn)
+        body = self._client.endpoint.body(messages, max_tokens=self._prompts.max_new_tokens, seed=turn.seed)
         try:
             text, reason = await self._client.complete(body)
         except (ReplyRefused, Unavailable) as error:

@@ -16,8 +16,8 @@ from typing import Any, Self
 from envsdk.base.store.shards import MANIFEST, Manifest
 from envsdk.base.store.trajectories import iter_trajectories, read_columns, read_metadata
 from envsdk.contracts.failures import ConfigurationError, StorageError
-from envsdk.contracts.prompts import AgentPrompts, Message, TagPrompts
-from envsdk.contracts.trajectory import Trajectory, Turn
+from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.engines.endpoint.recorder import MODEL_KEY
 
 RUN_CONFIG = "config.yaml"
@@ -26,21 +26,15 @@ _UNLIMITED_TURNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TagRecord:
-    """The environment of one tag: enough to render its conversations and to replay them."""
+class TagRecord(TagPrompts):
+    """The environment of one tag: enough to render its conversations and to replay them.
+
+    `env_type` is empty for sessions of `envsdk serve`, which have none.
+    """
 
     tag: str
-    env_type: str
-    """Registered environment id; empty for sessions of `envsdk serve`, which have none."""
-    env_config: Mapping[str, Any]
-    prompts: AgentPrompts
-    max_turns: int
-    max_new_tokens: int = 0
-    """Shown to the policy as `{max_response_length}`."""
     env_manager: str | None = None
     """Plug-in that played it, if not the default one."""
-    window: int = 0
-    """How many turns a prompt showed; 0: all."""
 
     @classmethod
     def from_json(cls, tag: str, value: Mapping[str, Any]) -> Self:
@@ -54,22 +48,6 @@ class TagRecord:
             max_new_tokens=value["max_new_tokens"] or value.get("max_response_length") or 0,
             env_manager=value.get("env_manager_cls"),
             window=value.get("context_window", 0),
-        )
-
-    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
-        """The conversation as the policy saw and wrote it; see `TagPrompts.messages`."""
-        return self.shown.messages(turns, numbers)
-
-    @property
-    def shown(self) -> TagPrompts:
-        """For `Trajectory.shown`."""
-        return TagPrompts(
-            prompts=self.prompts,
-            max_turns=self.max_turns,
-            max_new_tokens=self.max_new_tokens,
-            env_type=self.env_type,
-            env_config=self.env_config,
-            window=self.window,
         )
 
 
@@ -91,10 +69,9 @@ class DataSet:
 
     def episodes_by_shard(self) -> Iterator[tuple[Path, Trajectory]]:
         """`episodes`, each with the file that it is in."""
-        shown = {tag: record.shown for tag, record in self.tags.items()}
         for shard in self.shards:
             for trajectory in iter_trajectories(shard):
-                yield shard, replace(trajectory, shown=shown.get(trajectory.task.tag))
+                yield shard, replace(trajectory, shown=self.tags.get(trajectory.task.tag))
 
     @property
     def policy(self) -> str:
@@ -137,9 +114,7 @@ def session_files(folder: Path) -> Sequence[Path]:
 def _session_tags(shards: Sequence[Path]) -> dict[str, TagRecord]:
     """Tags without an environment: observations are what the agents wrote."""
     return {
-        tag: TagRecord(
-            tag=tag, env_type="", env_config={}, prompts=AgentPrompts(), max_turns=_UNLIMITED_TURNS
-        )
+        tag: TagRecord(tag=tag, max_turns=_UNLIMITED_TURNS)
         for shard in shards
         for tag in read_columns(shard, ["tag"])["tag"]
     }

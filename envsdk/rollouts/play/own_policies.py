@@ -14,14 +14,12 @@ import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envsdk.base.processes.daemon_threads import DaemonThreads
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure, show_object
 from envsdk.contracts.policy import Policy, PolicyFailed, Reply, TurnContext
-from envsdk.contracts.prompts import Message, conversation
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine_support.failures import is_no_connection, no_server
 from envsdk.rollouts.play.policy_form import PolicyForm
@@ -123,7 +121,7 @@ class FunctionForm(_OnThreads):
         return _FunctionPolicy(self.name, partial(self._reply, setup, threads))
 
     async def _reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
-        shown = messages_of(turn, setup) if self._takes_messages else turn.observation
+        shown = setup.shown.asked(turn) if self._takes_messages else turn.observation
         arguments = (shown, turn) if self._takes_context else (shown,)
         answer = await _called(partial(self._function, *arguments), is_async=self._is_async, threads=threads)
         return as_reply(answer, self.name)
@@ -161,20 +159,6 @@ def _parameters_of(function: Callable[..., Any], name: str) -> tuple[bool, bool]
     second = positional[1] if len(positional) > 1 else None
     takes_context = takes_any if second is None else second.default is second.empty or second.name == _CONTEXT
     return bool(positional) and positional[0].name == _MESSAGES, takes_context
-
-
-def messages_of(turn: TurnContext, setup: TagSetup) -> list[Message]:
-    """The chat so far in OpenAI's form: system prompt, history, the turns before, and the user's message."""
-    messages = conversation(
-        turn.turns,
-        replace(setup.prompts, system=turn.system),
-        max_turns=setup.max_turns,
-        max_new_tokens=setup.max_new_tokens,
-        history=turn.history,
-        numbers=turn.shown,
-    )
-    messages.append({"role": "user", "content": turn.prompt})
-    return messages
 
 
 def as_reply(answer: Any, name: str) -> Reply:
@@ -232,7 +216,7 @@ class ClientForm(_OnThreads):
         request = partial(
             self._create,
             model=self._model,
-            messages=messages_of(turn, setup),
+            messages=setup.shown.asked(turn),
             **{name: value for name, value in fields.items() if value is not None},
         )
         try:

@@ -246,9 +246,7 @@ async def _chat_policies(
     from envsdk.engines.openai.chat import ChatClient, ChatPolicy
 
     async with ChatClient(endpoint, gate) as client:
-        yield lambda setup: ChatPolicy(
-            client, setup.prompts, max_turns=setup.max_turns, max_new_tokens=setup.max_new_tokens
-        )
+        yield lambda setup: ChatPolicy(client, setup.shown)
 
 
 @asynccontextmanager

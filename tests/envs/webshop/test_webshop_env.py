@@ -74,7 +74,9 @@ def test_buying_the_wrong_thing_is_a_purchase_and_no_success():
     env = WebShopEnv(**SMALL, action_format="text")
     env.reset(options={"goal": 0})
     goal = env.store.goal("human", 0)
-    category = next(k.category for i in range(200) if (k := env.store.product(i)).category != goal.category)
+    category = next(
+        k.category for i in range(200) if (k := env.store.product(i)).category != goal.wanted.category
+    )
     env.step(f"search[<c> {category}]")
     product = next(
         action for action in env.legal_actions() if action.startswith("click[b") and "back" not in action
@@ -199,8 +201,8 @@ def test_strict_options_tell_sizes_apart_that_upstream_does_not():
         )
         goal = env.store.goal("synthetic", number)
         env.reset(options={"goal": number})
-        options = {**best_options(env.store.product(goal.product), goal), "size": size}
-        for action in (f"search[{goal.title}]", f"click[{goal.asin}]"):
+        options = {**best_options(goal), "size": size}
+        for action in (f"search[{goal.wanted.title}]", f"click[{goal.wanted.asin}]"):
             env.step(action)
         for value in options.values():
             env.step(f"click[{value}]")

@@ -59,7 +59,7 @@ def test_goals_their_limits_and_their_order_are_upstreams(recordings, store, kin
     weights = np.diff(cumulative, prepend=0.0)
     for number, (asin, text, attributes, options, price_upper, weight) in enumerate(expected):
         goal = store.goal(kind, number)
-        assert (goal.asin, goal.text, list(goal.attributes)) == (asin, text, attributes)
+        assert (goal.wanted.asin, goal.text, list(goal.attributes)) == (asin, text, attributes)
         assert goal.options == (options if isinstance(options, dict) else tuple(options))
         assert goal.price_upper == price_upper
         assert weights[number] == pytest.approx(weight)

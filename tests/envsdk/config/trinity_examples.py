@@ -91,13 +91,10 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
 
 
 def examples_list(reason: Callable[[tuple[str, ...]], str]) -> str:
-    """Markdown: which files load, and which have a `reason(overrides)` why they do not."""
-    loading: list[str] = []
-    refused: list[str] = []
-    for names, overrides in GROUPS:
-        files = [f"`{name}.yaml`" for name in names.split()]
-        (refused if reason(overrides) else loading).extend(files)
+    """Markdown: how many files load, and those that have a `reason(overrides)` why they do not."""
+    named = [(name, overrides) for names, overrides in GROUPS for name in names.split()]
+    refused = [f"`{name}`" for name, overrides in named if reason(overrides)]
     return (
-        f"{len(loading)} of the {len(loading) + len(refused)} load: {', '.join(loading)}. "
+        f"{len(named) - len(refused)} of the {len(named)} load. "
         f"`--explain` says of the others why not, and what to do: {', '.join(refused)}."
     )

