@@ -16,7 +16,7 @@ Owner: the scheduler. It feeds in one event at a time and carries out the return
 
 `Ledger` takes the events of slots, leases and deadlines. A strategy starts its groups: `OwnTasks` from the
 run's own list; in `assigned_ledger.py` a buffer assigns them. `ledger_groups.py` has groups and members.
-docs/ledger.md lists the promises that the ledger keeps, and for each one the change that would break it.
+docs/ledger.md lists the promises that the ledger keeps.
 """
 
 from __future__ import annotations

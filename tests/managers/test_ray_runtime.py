@@ -105,11 +105,16 @@ def test_the_default_never_takes_more_than_a_run_needs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.system
-def test_a_ray_started_here_listens_on_loopback_alone_and_joins_no_other(
+def test_a_ray_started_here_listens_on_loopback_alone_joins_no_other_and_takes_its_folder_along(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
+        folder = session_folder()
+        assert folder.is_dir()
+        started = ray._private.worker._global_node.all_processes.values()
+        # A signal to this process's group, as `timeout` sends it, reaches none of them.
+        assert os.getpgrp() not in {os.getpgid(each.process.pid) for kind in started for each in kind}
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         me = psutil.Process()
         listening = {
@@ -120,6 +125,7 @@ def test_a_ray_started_here_listens_on_loopback_alone_and_joins_no_other(
         }
         assert listening
         assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert not folder.exists()
 
 
 @pytest.mark.system
@@ -158,14 +164,7 @@ def test_folders_that_dead_programs_left_go_except_the_newest_and_those_of_other
 
 
 @pytest.mark.system
-def test_rays_folder_goes_with_it_unless_what_it_was_for_failed() -> None:
-    with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
-        well = session_folder()
-        assert well.is_dir()
-        started = ray._private.worker._global_node.all_processes.values()
-        # A signal to this process's group, as `timeout` sends it, reaches none of them.
-        assert os.getpgrp() not in {os.getpgid(each.process.pid) for kind in started for each in kind}
-    assert not well.exists()
+def test_rays_folder_stays_where_what_it_was_for_failed() -> None:
     sessions: list[Path] = []
 
     def fail() -> None:

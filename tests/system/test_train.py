@@ -158,6 +158,7 @@ def test_a_first_prompt_that_does_not_fit_ends_the_run_with_the_key_to_change(
     assert not job.batch(0).exists()
 
 
+@pytest.mark.slow  # by day, test_trainer_group.py has an actor that refuses
 def test_what_an_actor_refuses_is_one_clear_message(tmp_path: Path, model: Path) -> None:
     job = Job(tmp_path, model)
     code, output = job.finish("sequence_length=512")
