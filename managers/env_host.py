@@ -14,7 +14,7 @@ import reprlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from envsdk.base.processes.call_watch import limit_name
 from envsdk.base.processes.interrupts import is_from_the_user
@@ -49,6 +49,16 @@ class EnvBlueprint:
     step_timeout_s: float = 30.0
     trains: bool = False
     """Episodes of the split `train` are trained on, and the environment's options say so."""
+
+    @classmethod
+    def of(
+        cls, spec: EnvSpec, env_config: Mapping[str, Any], own: object = None, *, trains: bool = False
+    ) -> Self:
+        """Isolation and time limits are those of `own`, a section of a run's file, or else the spec's."""
+        names = ("isolation", "start_timeout_s", "reset_timeout_s", "step_timeout_s")
+        limits = {name: getattr(own, name, None) or getattr(spec, name) for name in names}
+        limits["isolation"] = Isolation(limits["isolation"])
+        return cls(spec=spec, env_config=env_config, trains=trains, **limits)
 
     def build(self) -> TextEnv:
         from envsdk.base.registry import make

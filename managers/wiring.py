@@ -15,7 +15,7 @@ from envsdk.config.env_defaults import turn_limit
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
 from envsdk.config.section import interleave
-from envsdk.contracts.env import EnvSpec, Isolation
+from envsdk.contracts.env import EnvSpec
 from envsdk.contracts.prompts import AgentPrompts
 from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
@@ -33,14 +33,7 @@ def tag_setup(tag: str, custom: CustomEnv, spec: EnvSpec, *, max_new_tokens: int
     max_turns = custom.max_steps or turn_limit(spec, custom.env_config) or UNLIMITED_TURNS
     return TagSetup(
         tag=tag,
-        blueprint=EnvBlueprint(
-            spec=spec,
-            env_config=custom.env_config,
-            isolation=Isolation(custom.isolation) if custom.isolation else spec.isolation,
-            start_timeout_s=custom.start_timeout_s or spec.start_timeout_s,
-            reset_timeout_s=custom.reset_timeout_s or spec.reset_timeout_s,
-            step_timeout_s=custom.step_timeout_s or spec.step_timeout_s,
-        ),
+        blueprint=EnvBlueprint.of(spec, custom.env_config, custom),
         prompts=AgentPrompts(system=custom.agent_system_template, template=custom.agent_template),
         max_turns=max_turns,
         max_new_tokens=max_new_tokens,

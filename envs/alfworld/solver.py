@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from envsdk.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, TWO, Goal
 
@@ -121,26 +122,21 @@ def reached_stages(view: View, goal: Goal) -> tuple[str, ...]:
     return tuple(stage for stage in STAGES.get(goal.task_type, ("take",)) if shown[stage])
 
 
+@dataclass
 class _Planner:
-    def __init__(
-        self,
-        view: View,
-        goal: Goal,
-        put: str,
-        seen: Collection[str] | None,
-        search_order: Sequence[str] | None,
-    ) -> None:
-        self._view = view
-        self._goal = goal
-        self._put = put
-        self._seen = seen
-        self._search_order = search_order
-        self._target_type = type_name(goal.object_type)
-        self._destination_type = type_name(goal.receptacle_type)
+    view: View
+    goal: Goal
+    put: str
+    seen: Collection[str] | None
+    search_order: Sequence[str] | None
+
+    def __post_init__(self) -> None:
+        self.target_type = type_name(self.goal.object_type)
+        self.destination_type = type_name(self.goal.receptacle_type)
 
     def next_command(self) -> str:
-        view, goal = self._view, self._goal
-        if view.held and view.object_type.get(view.held) != self._target_type:
+        view, goal = self.view, self.goal
+        if view.held and view.object_type.get(view.held) != self.target_type:
             return self._get_rid_of(view.held)
         if goal.task_type == LOOK:
             return self._look()
@@ -153,20 +149,20 @@ class _Planner:
         return self._place_at(self._destinations())
 
     def _look(self) -> str:
-        view = self._view
+        view = self.view
         if not view.held:
             return self._fetch(self._targets())
         lamps = self._known(
             thing
             for thing in view.those("toggleable")
-            if view.object_type.get(thing) == type_name(self._goal.lamp_type)
+            if view.object_type.get(thing) == type_name(self.goal.lamp_type)
         )
         if not lamps:
-            return self._search(self._goal.lamp_type)
+            return self._search(self.goal.lamp_type)
         return self._at(view.place[lamps[0]], f"use {lamps[0]}", must_be_open=False)
 
     def _place_two(self) -> str:
-        view = self._view
+        view = self.view
         destinations = self._destinations()
         if not destinations:
             return "look"
@@ -179,43 +175,43 @@ class _Planner:
         return self._place_at([best])
 
     def _treat(self, thing: str) -> str:
-        _, verb, appliance_type = TREATMENTS[self._goal.task_type]
+        _, verb, appliance_type = TREATMENTS[self.goal.task_type]
         appliances = self._receptacles_of(appliance_type)
         if not appliances:
             return "look"
         return self._at(appliances[0], f"{verb} {thing} with {appliances[0]}", must_be_open=False)
 
     def _is_treated(self, thing: str) -> bool:
-        treatment = TREATMENTS.get(self._goal.task_type)
-        return treatment is None or thing in self._view.those(treatment[0])
+        treatment = TREATMENTS.get(self.goal.task_type)
+        return treatment is None or thing in self.view.those(treatment[0])
 
     def _fetch(self, things: Sequence[str], prefer: Callable[[str], bool] = lambda thing: True) -> str:
         if not things:
-            return self._search(self._goal.object_type)
+            return self._search(self.goal.object_type)
         thing = next(filter(prefer, things), things[0])
-        place = self._view.place[thing]
+        place = self.view.place[thing]
         return self._at(place, f"take {thing} from {place}")
 
     def _get_rid_of(self, thing: str) -> str:
-        view = self._view
+        view = self.view
         places = sorted(
             (place for place in view.location if self._can_hold(place, view.object_type.get(thing, ""))),
             # A second target must not be put where it is not to stay, nor a wrong thing be searched again.
-            key=lambda place: (view.receptacle_type[place] == self._destination_type, self._nearness(place)),
+            key=lambda place: (view.receptacle_type[place] == self.destination_type, self._nearness(place)),
         )
         return self._place_at(places)
 
     def _place_at(self, places: Sequence[str]) -> str:
         if not places:
             return "look"
-        return self._at(places[0], self._put.format(self._view.held, places[0]))
+        return self._at(places[0], self.put.format(self.view.held, places[0]))
 
     def _search(self, type: str) -> str:
         """Look into the next receptacle that has not been seen."""
-        view, seen = self._view, self._seen
+        view, seen = self.view, self.seen
         if seen is None:
             return "look"
-        order = self._search_order
+        order = self.search_order
         if order is None:
             wanted = type_name(type)
             order = sorted(
@@ -229,7 +225,7 @@ class _Planner:
 
     def _at(self, place: str, command: str, *, must_be_open: bool = True) -> str:
         """`command` at `place`, or what must come before it: going there, opening it."""
-        view = self._view
+        view = self.view
         if view.location[place] != view.here:
             return f"go to {place}"
         if must_be_open and not view.is_open(place):
@@ -238,32 +234,32 @@ class _Planner:
 
     def _targets(self) -> list[str]:
         """Objects of the goal's type that can be taken, the nearest first."""
-        view = self._view
+        view = self.view
         return self._known(
-            thing for thing in view.those("pickupable") if view.object_type.get(thing) == self._target_type
+            thing for thing in view.those("pickupable") if view.object_type.get(thing) == self.target_type
         )
 
     def _known(self, things: Iterable[str]) -> list[str]:
-        view, seen = self._view, self._seen
+        view, seen = self.view, self.seen
         known = [
             thing for thing in things if thing in view.place and (seen is None or view.place[thing] in seen)
         ]
         return sorted(known, key=lambda thing: (self._nearness(view.place[thing]), listing_order(thing)))
 
     def _destinations(self) -> list[str]:
-        places = self._receptacles_of(self._destination_type)
-        return [place for place in places if self._can_hold(place, self._target_type)]
+        places = self._receptacles_of(self.destination_type)
+        return [place for place in places if self._can_hold(place, self.target_type)]
 
     def _receptacles_of(self, type_name: str) -> list[str]:
-        view = self._view
+        view = self.view
         places = (place for place, kind in view.receptacle_type.items() if kind == type_name)
         return sorted((place for place in places if place in view.location), key=self._nearness)
 
     def _can_hold(self, place: str, object_type: str) -> bool:
-        return (self._view.receptacle_type.get(place, ""), object_type) in self._view.fits
+        return (self.view.receptacle_type.get(place, ""), object_type) in self.view.fits
 
     def _nearness(self, place: str) -> tuple[bool, tuple[str, int]]:
-        return self._view.location[place] != self._view.here, listing_order(place)
+        return self.view.location[place] != self.view.here, listing_order(place)
 
 
 def listing_order(name: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from envsdk.base.display.scores import failed_kinds, held_out, in_one_line
@@ -97,77 +98,71 @@ async def _run(config: RunConfig, folder: Path, model: Path) -> None:
             await cluster.close(versions.close)
 
 
+@dataclass
 class Bench:
     """The evaluations of one job. `run` returns after the last version."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        cluster: RolloutCluster,
-        versions: PublishedVersions,
-        weights: GivenWeights,
-        *,
-        tracker: Tracker,
-        evaluated: int | None,
-    ) -> None:
-        """`evaluated`: the step of the newest version that an earlier process has evaluated."""
-        self._config = config
-        self._cluster = cluster
-        self._versions = versions
-        self._weights = weights
-        self._tracker = tracker
-        self._plan = EvaluationPlan(config.eval_steps, config.synchronizer.sync_interval)
-        self._evaluated = evaluated
+    config: RunConfig
+    cluster: RolloutCluster
+    versions: PublishedVersions
+    weights: GivenWeights
+    _: KW_ONLY
+    tracker: Tracker
+    evaluated: int | None
+    """The step of the newest version that was evaluated, also by an earlier process."""
+
+    def __post_init__(self) -> None:
+        self._plan = EvaluationPlan(self.config.eval_steps, self.config.synchronizer.sync_interval)
         self._trainer_gone_since: float | None = None
 
     async def run(self) -> None:
         """Evaluate what is published."""
-        await self._versions.open()
+        await self.versions.open()
         _note("starting engines and workers")
-        await self._cluster.start()
+        await self.cluster.start()
         while True:
-            standing = await self._versions.look()
+            standing = await self.versions.look()
             newest, is_last = standing.newest, standing.is_finished
-            if newest is not None and newest.step < (self._evaluated or 0):
+            if newest is not None and newest.step < (self.evaluated or 0):
                 _note(f"the trainer went back to step {newest.step}: what came after it is evaluated again")
-                self._tracker.rewind(newest.step)
-                self._evaluated = max(_evaluations(self._config.run_folder / BENCH), default=None)
-            if newest is not None and self._plan.is_due(newest.step, after=self._evaluated, is_last=is_last):
-                if (found := await self._versions.fetch(newest)) is not None:
+                self.tracker.rewind(newest.step)
+                self.evaluated = max(_evaluations(self.config.run_folder / BENCH), default=None)
+            if newest is not None and self._plan.is_due(newest.step, after=self.evaluated, is_last=is_last):
+                if (found := await self.versions.fetch(newest)) is not None:
                     await self._evaluate(found)
             elif is_last:
                 return
             else:
-                await self._versions.changed()
+                await self.versions.changed()
             self._look_after_trainer(standing)
 
     async def _evaluate(self, found: FetchedVersion) -> None:
         step, began = found.step, time.monotonic()
-        if missed := self._plan.missed(step, after=self._evaluated):
+        if missed := self._plan.missed(step, after=self.evaluated):
             _note(
                 f"step {step} is evaluated in place of {', '.join(map(str, missed))}, whose weights were "
                 "replaced before this program came to them"
             )
         weights = found.weights
         if isinstance(weights, Path):
-            weights = await asyncio.to_thread(self._weights.checked, weights)
-        async with self._cluster.weights_moving():
-            self._weights.hold(weights)
-        await self._cluster.give_weights(found.version)
-        batch = await self._cluster.validate(found.version, step)
+            weights = await asyncio.to_thread(self.weights.checked, weights)
+        async with self.cluster.weights_moving():
+            self.weights.hold(weights)
+        await self.cluster.give_weights(found.version)
+        batch = await self.cluster.validate(found.version, step)
         metrics = validation_metrics(batch) | {
             "version": float(found.version),
             "time/validate_s": time.monotonic() - began,
         }
-        self._tracker.log(step, metrics, time_unix_s=time.time())
-        self._evaluated = step
+        self.tracker.log(step, metrics, time_unix_s=time.time())
+        self.evaluated = step
         _note(_line(metrics, step, found.version))
-        if problem := validation_problem(metrics, self._config.max_failed_share):
+        if problem := validation_problem(metrics, self.config.max_failed_share):
             raise RolloutStalled(f"evaluation after {step} steps: {problem}")
 
     def _look_after_trainer(self, standing: Standing) -> None:
         """Say that the trainer is gone; EnvsdkError when it is for too long."""
-        patience_s, now = self._config.buffer.patience_s, time.monotonic()
+        patience_s, now = self.config.buffer.patience_s, time.monotonic()
         if standing.has_trainer or standing.is_finished:
             self._trainer_gone_since = None
         elif self._trainer_gone_since is None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from envsdk.base.display.progress import ProgressDisplay, StepSummary
 from envsdk.config.models import RunConfig
@@ -23,30 +23,24 @@ from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 
 
+@dataclass
 class StepLog:
     """Collects the metrics of a step: (timed | metrics)* -> step_done, again for every step.
 
     Owner: the pipeline.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        batches: BatchSource,
-        *,
-        first_step: int,
-        tracker: Tracker,
-        timeline: Timeline,
-        display: ProgressDisplay,
-    ) -> None:
-        self._config = config
-        self._batches = batches
-        self._first_step = first_step
-        self._tracker = tracker
-        self._timeline = timeline
-        self._display = display
-        self.metrics: dict[str, float] = {}
-        """Metrics of the step under way."""
+    config: RunConfig
+    batches: BatchSource
+    _: KW_ONLY
+    first_step: int
+    tracker: Tracker
+    timeline: Timeline
+    display: ProgressDisplay
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+    """Metrics of the step under way."""
+
+    def __post_init__(self) -> None:
         self._engine_metrics = EngineMetrics()
         self._signs = LearningSigns()
         self._dropped = DroppedTokens()
@@ -54,7 +48,7 @@ class StepLog:
         """Those that the display has named already."""
         self._told_of_programs = False
         self._started_at = self._metered_at = time.monotonic()
-        self._cost = cost_meter(config, first_step)
+        self._cost = cost_meter(self.config, self.first_step)
 
     @contextmanager
     def timed(self, what: str, track: Track, step: int, *, name: str | None = None) -> Iterator[None]:
@@ -66,30 +60,30 @@ class StepLog:
             # The time of day may be set meanwhile.
             seconds, key = time.monotonic() - began, f"time/{what}_s"
             self.metrics[key] = self.metrics.get(key, 0.0) + seconds
-            self._timeline.span(track, name or what, start, start + seconds, step=step)
+            self.timeline.span(track, name or what, start, start + seconds, step=step)
 
     async def step_done(self, step: int, batch: RolloutBatch) -> None:
         """Report the step: to the trackers, the display and the timeline."""
-        config = self._config
+        config = self.config
         metrics = self.metrics | rollout_metrics(batch) | self._dropped.add(batch)
         metrics |= await self._generation_metrics(step, metrics["time/step_s"], batch)
         metrics["version"] = float(batch.version)
         self.played(batch, discarded_tokens=batch.discarded_tokens)
         metrics |= self._cost_metrics()
         for tag in batch.failing_tags.keys() - self._failing_tags:
-            self._display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
+            self.display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
         if not self._told_of_programs and (said := failed_programs(batch.trajectories)):
             self._told_of_programs = True
-            self._display.note(said)
+            self.display.note(said)
         if warning := self._dropped.warning():
-            self._display.note(warning)
+            self.display.note(warning)
         if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):
-            self._tracker.log(step, metrics, time_unix_s=time.time())
-        self._tracker.log_episodes(step, batch.trajectories)
-        done = step + 1 - self._first_step
+            self.tracker.log(step, metrics, time_unix_s=time.time())
+        self.tracker.log_episodes(step, batch.trajectories)
+        done = step + 1 - self.first_step
         eta_s = (time.monotonic() - self._started_at) / done * (config.max_steps - step - 1)
-        self._display.step(
+        self.display.step(
             StepSummary.from_metrics(metrics, step=step, max_steps=config.max_steps, eta_s=eta_s)
         )
         self._tell_signs(metrics)
@@ -98,7 +92,7 @@ class StepLog:
     def run_done(self, step: int) -> None:
         """Report the last evaluation, which belongs to no step of training."""
         self._tell_signs(self.metrics)
-        self._tracker.log(step, self.metrics | self._cost_metrics(), time_unix_s=time.time())
+        self.tracker.log(step, self.metrics | self._cost_metrics(), time_unix_s=time.time())
         self.metrics = {}
 
     def played(self, batch: RolloutBatch, *, discarded_tokens: int = 0) -> None:
@@ -107,7 +101,7 @@ class StepLog:
 
     def _tell_signs(self, metrics: Mapping[str, float]) -> None:
         for sign in self._signs.step(metrics):
-            self._display.note(f"warning: {sign}")
+            self.display.note(f"warning: {sign}")
 
     def _cost_metrics(self) -> dict[str, float]:
         before, self._metered_at = self._metered_at, time.monotonic()
@@ -116,11 +110,11 @@ class StepLog:
     async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
         num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
         speed = {"rollout/tokens_per_s": num_tokens / step_s}
-        engines = await self._batches.engine_status()
+        engines = await self.batches.engine_status()
         if engines is None:
             return speed
         for start, end in engines.busy:
-            self._timeline.span(Track.GENERATION, "generate", start, end, step=step)
+            self.timeline.span(Track.GENERATION, "generate", start, end, step=step)
         busy_s = sum(end - start for start, end in engines.busy) / max(1, engines.num_engines)
         return {
             **speed,

@@ -33,9 +33,8 @@ from envsdk.engines.endpoint.protocols.generate import GENERATE
 from envsdk.engines.endpoint.protocols.responses import RESPONSES
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.replying import all_of, events, unless_disconnected
-from envsdk.engines.endpoint.sampling import SamplingRules
-from envsdk.engines.endpoint.session_routes import Handler, OnEnded, SessionRoutes, read_body, role_of
-from envsdk.engines.endpoint.sessions import Session, SessionBook
+from envsdk.engines.endpoint.session_routes import Handler, SessionRoutes, read_body, role_of
+from envsdk.engines.endpoint.sessions import Session
 
 _logger = logging.getLogger(__name__)
 
@@ -56,30 +55,16 @@ CLIENT_CLOSED = 499
 class EndpointApp:
     """The routes and what they need. Owner: the `Endpoint`."""
 
-    def __init__(
-        self,
-        *,
-        answerer: Answerer,
-        sessions: SessionBook,
-        rules: SamplingRules,
-        token: str,
-        model_name: str,
-        max_body_bytes: int,
-        on_ended: OnEnded | None,
-        idle_s: float,
-    ) -> None:
+    def __init__(self, answerer: Answerer, of_sessions: SessionRoutes, *, token: str) -> None:
         self._answerer = answerer
-        self._sessions = sessions
-        self._rules = rules
+        self._of_sessions = of_sessions
         self._token = token
-        self._model_name = model_name
-        self._max_body_bytes = max_body_bytes
         self.ignored: Counter[str] = Counter()
         """Fields of requests that were given and changed nothing, by their names."""
         self.version: int | None = None
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
-        self._records = on_ended is not None
+        self._records = of_sessions.on_ended is not None
         """Sessions are kept, and nobody has been told yet that other requests are not."""
         counting = [each for each in PROTOCOLS if each.count_body is not None]
         model_routes: list[tuple[str, Handler, str]] = [
@@ -88,14 +73,6 @@ class EndpointApp:
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{model:path}", self._model, "GET"),
         ]
-        of_sessions = SessionRoutes(
-            sessions=sessions,
-            rules=rules,
-            model_name=model_name,
-            max_body_bytes=max_body_bytes,
-            on_ended=on_ended,
-            idle_s=idle_s,
-        )
         routes = [("/sessions", of_sessions.open, "POST"), *model_routes]
         routes += [
             (IN_SESSION + path, handler, verb)
@@ -128,7 +105,7 @@ class EndpointApp:
         given = [request.headers.get("x-api-key", "")] + ([bearer] if scheme.lower() == "bearer" else [])
         keys = [self._token]
         if session_id := request.path_params.get("session_id"):
-            keys.append(self._sessions.key_of(session_id))
+            keys.append(self._of_sessions.sessions.key_of(session_id))
         is_known = [
             hmac.compare_digest(each.strip().encode(), key.encode()) for each in given for key in keys
         ]
@@ -143,7 +120,7 @@ class EndpointApp:
     async def _prompt_body(self, request: Request, session: Session | None) -> bytes:
         """Body of a request for replies. What the context cannot hold anyway is refused before it is parsed,
         which holds up the event loop."""
-        body = await read_body(request, self._max_body_bytes)
+        body = await read_body(request, self._of_sessions.max_body_bytes)
         length = self._answerer.sequence_length
         if len(body) > max(MIN_PROMPT_BYTES, length * MAX_BYTES_PER_TOKEN):
             raise self._answerer.too_long(
@@ -153,7 +130,7 @@ class EndpointApp:
 
     def _session(self, request: Request) -> Session | None:
         session_id = request.path_params.get("session_id")
-        return None if session_id is None else self._sessions.get(session_id)
+        return None if session_id is None else self._of_sessions.sessions.get(session_id)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -164,7 +141,7 @@ class EndpointApp:
 
     def _model_card(self) -> dict[str, Any]:
         card = {
-            "id": self._model_name,
+            "id": self._of_sessions.model_name,
             "object": "model",
             "created": self._created,
             "owned_by": "envsdk",
@@ -173,9 +150,11 @@ class EndpointApp:
         return card if self.version is None else card | {"version": self.version}
 
     def _check_model(self, name: str) -> None:
-        if name not in (self._model_name, POLICY):
+        if name not in (self._of_sessions.model_name, POLICY):
             raise ApiError(
-                404, f"there is no model `{name}`; `{self._model_name}` is served", code="model_not_found"
+                404,
+                f"there is no model `{name}`; `{self._of_sessions.model_name}` is served",
+                code="model_not_found",
             )
 
     async def _reply(self, protocol: Protocol, request: Request) -> Response:
@@ -196,7 +175,7 @@ class EndpointApp:
         head = ReplyHead(
             unique=secrets.token_hex(12),
             created=int(time.time()),
-            model=self._model_name,
+            model=self._of_sessions.model_name,
             token_text=lambda token: self._answerer.chat.decode([token], skip_special_tokens=False),
             histories=Histories() if session is None else session.histories,
         )
@@ -215,7 +194,7 @@ class EndpointApp:
         prompts: Sequence[Prompt],
     ) -> Response:
         fields = writer.fields
-        rules = self._rules if session is None else session.rules
+        rules = self._of_sessions.rules if session is None else session.rules
         orders = [
             (prompt, self._answerer.sampling(session, rules, fields, prompt, choice))
             for prompt in prompts

@@ -26,7 +26,7 @@ from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.app import EndpointApp
 from envsdk.engines.endpoint.reply_reading import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
-from envsdk.engines.endpoint.session_routes import OnEnded
+from envsdk.engines.endpoint.session_routes import OnEnded, SessionRoutes
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.tool_calls.reading import ToolParser
@@ -93,16 +93,15 @@ class Endpoint:
         )
         reader = ReplyReader(chat, config.tool_parser)
         self._answerer = Answerer(proxy, reader, sequence_length=config.sequence_length)
-        self._app = EndpointApp(
-            answerer=self._answerer,
+        of_sessions = SessionRoutes(
             sessions=self.sessions,
             rules=config.rules,
-            token=self.token,
             model_name=config.model_name,
             max_body_bytes=config.max_body_bytes,
             on_ended=on_ended,
             idle_s=config.session_idle_s,
         )
+        self._app = EndpointApp(self._answerer, of_sessions, token=self.token)
         self._server = WebServer(self._app.asgi, host=config.host, port=config.port, grace_s=GRACE_S)
 
     async def start(self) -> None:

@@ -108,15 +108,8 @@ class SessionRoutes:
         host = _host(request)
         fields = validate(OpenFields, read_json(await read_body(request, self.max_body_bytes)))
         await self.end_idle()
-        session = self.sessions.open(
-            rules=self.rules,
-            session_id=fields.id,
-            tag=fields.tag,
-            split=fields.split,
-            index=fields.index,
-            group_id=fields.group_id,
-            seed=fields.seed,
-        )
+        task = fields.model_dump(exclude={"id"})
+        session = self.sessions.open(rules=self.rules, session_id=fields.id, **task)
         base = f"{request.url.scheme}://{host}/sessions/{session.session_id}"
         return JSONResponse(
             {

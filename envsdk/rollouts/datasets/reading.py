@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,11 @@ class TagRecord(TagPrompts):
             window=value.get("context_window", 0),
         )
 
+    @property
+    def shown(self) -> TagPrompts:
+        """For `Trajectory.shown`, equal to that of other episodes with these prompts."""
+        return TagPrompts(**{each.name: getattr(self, each.name) for each in fields(TagPrompts)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
@@ -69,9 +74,10 @@ class DataSet:
 
     def episodes_by_shard(self) -> Iterator[tuple[Path, Trajectory]]:
         """`episodes`, each with the file that it is in."""
+        shown = {tag: record.shown for tag, record in self.tags.items()}
         for shard in self.shards:
             for trajectory in iter_trajectories(shard):
-                yield shard, replace(trajectory, shown=self.tags.get(trajectory.task.tag))
+                yield shard, replace(trajectory, shown=shown.get(trajectory.task.tag))
 
     @property
     def policy(self) -> str:

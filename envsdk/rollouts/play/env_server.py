@@ -7,6 +7,7 @@ await server.start()
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from envsdk.adapters.missing import import_extra
@@ -33,14 +34,9 @@ def env_server(
     from envsdk.managers.env_host import EnvBlueprint
     from envsdk.managers.hosts import open_host
 
-    blueprint = EnvBlueprint(
-        spec=spec,
-        env_config=dict(env_config or {}),
-        isolation=isolation or spec.isolation,
-        start_timeout_s=spec.start_timeout_s,
-        reset_timeout_s=spec.reset_timeout_s,
-        step_timeout_s=spec.step_timeout_s,
-    )
+    blueprint = EnvBlueprint.of(spec, dict(env_config or {}))
+    if isolation is not None:
+        blueprint = replace(blueprint, isolation=isolation)
     blueprint.build().close()
     named = ServerConfig(name=spec.id, description=system_prompt(spec, env_config or {}), **config)
     return OpenEnvServer(lambda: open_host(blueprint), named)

@@ -49,7 +49,7 @@ class EvaluationLog:
         self._plans = plans
         self._first_positions = [plan.first_position for plan in plans]
         self._open: dict[int, dict[int, Trajectory]] = {}
-        self._shown = tag_records(manifest.config)
+        self._shown = {tag: record.shown for tag, record in tag_records(manifest.config).items()}
         self._episodes = AppendFile(folder / EPISODES)
         there = [plan for plan in plans if plan.number in manifest.shards]
         for plan in there:

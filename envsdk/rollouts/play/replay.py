@@ -206,15 +206,7 @@ def _setup(record: TagRecord, env_config: Mapping[str, Any], with_state_hashes: 
     has_hash = isinstance(constructor, type) and issubclass(constructor, AnyTextEnv)
     return TagSetup(
         tag=record.tag,
-        blueprint=EnvBlueprint(
-            spec=env_spec,
-            env_config={**record.env_config, **env_config},
-            isolation=env_spec.isolation,
-            start_timeout_s=env_spec.start_timeout_s,
-            reset_timeout_s=env_spec.reset_timeout_s,
-            step_timeout_s=env_spec.step_timeout_s,
-            trains=with_state_hashes,
-        ),
+        blueprint=EnvBlueprint.of(env_spec, {**record.env_config, **env_config}, trains=with_state_hashes),
         prompts=record.prompts,
         max_turns=record.max_turns,
         max_new_tokens=record.max_new_tokens,

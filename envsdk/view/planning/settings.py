@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -135,15 +136,8 @@ def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: in
         values = getattr(search, name)
         if name not in ("sampling_devices", "shared_devices") and values is not None:
             dimensions[name] = tuple(values)
-    base = Candidate(
-        sampling_devices=sampling[0],
-        async_generation_ratio=file.async_generation_ratio,
-        group_size=file.group_size,
-        infer_batch_size=file.infer_batch_size,
-        max_staleness=file.max_staleness,
-        num_groups_redundancy=file.num_groups_redundancy,
-        group_size_redundancy=file.group_size_redundancy,
-    )
+    named = {each.name for each in fields(Candidate)}
+    base = Candidate(sampling_devices=sampling[0], **file.model_dump(include=named))
     return Plan(
         workload=workload,
         devices=devices,
