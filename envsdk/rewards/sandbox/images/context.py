@@ -129,7 +129,7 @@ class Context:
 
 
 def digest_of(entries: Iterable[Entry]) -> str:
-    """Of names, kinds, modes and contents; times do not count."""
+    """Digest of names, kinds, modes and contents; times do not count."""
     total = hashlib.sha256()
     for entry in entries:
         total.update(repr((entry.name, entry.permissions, entry.content)).encode("utf-8", "surrogateescape"))
@@ -146,7 +146,7 @@ def digest_of(entries: Iterable[Entry]) -> str:
 
 
 def digest_of_build(build: Build) -> str:
-    """Of all that a container program may make of it."""
+    """Digest of all that the image may depend on."""
     context = Context.open(build.context, build.dockerfile)
     everything = context.entries(Copy(line=0, sources=(".",), files={}, target="/"))
     given = (build.dockerfile.read_bytes(), build.target, sorted(build.args.items()), digest_of(everything))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from envsdk.rewards.sandbox.terminal.emulator import Emulator
 
 MAX_KEYS_BYTES = 64 << 10
-"""Of one `send`."""
+"""Limit of one `send`."""
 MAX_SIZE = 500
 """Rows and columns."""
 MAX_PENDING_BYTES = 64 << 10
@@ -41,7 +41,7 @@ _LASTING = re.compile(rb"\x1b(?:\[\?[0-9;]{1,64}[hl]|\[[0-9;]{0,64}r|c)")
 """What outlasts the text around it: modes, such as the alternate screen, and margins."""
 _LOOK_S = 0.02
 _READ_BYTES = 512 << 10
-"""Of output, within `_LOOK_S`."""
+"""What is read within `_LOOK_S`."""
 _TIOCGSID = 0x5429
 _SHARE_OF_TIME = 0.2
 """What showing output may take of the time while nobody asks for a screen."""
