@@ -6,6 +6,7 @@ base -> for each step: its layer by name, or a sandbox on the layers so far -> e
 from __future__ import annotations
 
 import shlex
+import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import IO, Protocol
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap.roots import digest
-from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
+from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, is_number
 from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Root, SandboxError
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.context import Context, digest_of, write_archive
@@ -111,7 +112,7 @@ class _Builder:
         for step in stage.steps:
             image = await self._step(image, step)
         root, user = _root(image), stage.settings.user
-        if user != "root" and not user.isdigit():
+        if user != "root" and not is_number(user):
             sandbox = await self.workshop.start(replace(image, workdir="/"))
             result = await sandbox.exec(f"id -u -- {shlex.quote(user)}", timeout_s=60, user="root")
             await sandbox.close()
@@ -178,7 +179,10 @@ class _Builder:
 
         async def work(sandbox: BubblewrapSandbox) -> None:
             with tempfile.TemporaryFile() as archive:
-                await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
+                try:
+                    await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
+                except (OSError, ValueError, tarfile.TarError) as error:
+                    raise self._error(copy.line, f"COPY: {error}") from None
                 single = (entries[0].name, f"{entries[0].permissions:o}") if is_file else ("", "")
                 await self._unpack(sandbox, copy, archive, single)
 

@@ -20,6 +20,9 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.dockerfile import Copy, is_pattern
 
+MAX_UNPACKED_BYTES = 4 << 30
+"""Content of an archive that ADD unpacks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -183,7 +186,11 @@ def _is_archive(path: Path) -> bool:
 
 def _add_members(archive: tarfile.TarFile, path: Path) -> None:
     with tarfile.open(path) as packed:
+        total = 0
         for member in packed:
+            total += member.size
+            if total > MAX_UNPACKED_BYTES:
+                raise ValueError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
             if member.isreg():
                 archive.addfile(member, packed.extractfile(member))
             elif member.isdir() or member.issym() or member.islnk():

@@ -69,6 +69,7 @@ def context(tmp_path: Path) -> Path:
     (folder / "a.txt").write_text("a\n")
     (folder / "script.sh").write_text("#!/bin/sh\necho script\n")
     (folder / "data/inner/b.txt").write_text("b\n")
+    (folder / "broken.tar").write_text("no archive")
     subprocess.run(["tar", "-czf", "packed.tar.gz", "-C", "data", "."], cwd=folder, check=True)
     return folder
 
@@ -156,6 +157,7 @@ async def test_programs_that_build_at_once_share_one_build(context: Path, tmp_pa
             "RUN for i in 1 2 3 4 5 6 7; do head -c 9M /dev/zero > /$i; sleep 0.3; done",
             "ended with `disk_limit`",
         ),
+        ("ADD broken.tar /x", "Dockerfile:3: COPY: "),
         ("COPY missing /x", "Dockerfile:3: COPY missing: there is no such file"),
         ("COPY --from=box /missing /x", "Dockerfile:3: COPY ended with code 1: there is no /missing"),
         ("COPY --from=other /x /x", "Dockerfile:3: there is no image 'other' here: `images`"),
