@@ -37,6 +37,13 @@ class BubblewrapSettings(SandboxSettings):
     """How many copies of trees, made for the sandboxes' user, are kept while no sandbox uses them."""
     allow_copies: bool = True
     """Whether trees are copied where the kernel refuses overlayfs; otherwise that is an error."""
+    images: Mapping[str, Path | Literal["host"]] = Field(default_factory=dict)
+    """Base images of Dockerfiles: the first name or pattern (`python:3.*`) that fits counts. Each is a folder
+    with a root file system, or `host`, this machine's `/usr` and Python."""
+    images_mb: PositiveInt = 20_000
+    """How much the layers of built images may take on disk; unused ones are deleted beyond it."""
+    network: bool = False
+    """Whether images and builds that ask for the network get this machine's, its loopback included."""
 
 
 class ContainerSettings(SandboxSettings):
@@ -56,6 +63,8 @@ class ContainerSettings(SandboxSettings):
     """After this many seconds a container ends and deletes itself, whatever became of this program."""
     call_timeout_s: PositiveFloat = 300.0
     """How long one call of the command may take; a first start downloads the image."""
+    network: bool = False
+    """Whether images and builds that ask for the network get the program's own."""
     checks_disk: bool = True
     """Whether a container's disk usage is asked for after each command."""
     requires_limits: bool = True
