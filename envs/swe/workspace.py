@@ -26,6 +26,7 @@ from typing import Any
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
+from envsdk.envs.swe.observations import why_killed
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.rewards.sandbox import (
@@ -44,13 +45,6 @@ _VERDICTS_KEPT = 4096
 _PIECE_CHARS = 1 << 20
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
-
-_ENDED_BY = {
-    ExecEnd.TIMEOUT: "The command was killed: it took longer than {timeout_s:g} s.",
-    ExecEnd.OUTPUT_LIMIT: "The command was killed: it printed too much.",
-    ExecEnd.DISK_LIMIT: "The command was killed: it wrote too much.",
-    ExecEnd.OUT_OF_MEMORY: "The command was killed: it used too much memory.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +206,7 @@ class Workspace:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
             )
-        note = _ENDED_BY.get(result.reason, "").format(timeout_s=timeout_s)
+        note = why_killed(result.reason, timeout_s)
         returncode = -1 if note or result.returncode is None else result.returncode
         return CommandResult(
             output=result.output,

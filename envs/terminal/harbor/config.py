@@ -371,6 +371,12 @@ def _phase(*said: Network | None) -> tuple[NetworkMode, tuple[str, ...]] | None:
     )
 
 
+def covers_checks(source: str) -> bool:
+    """Whether an artifact would take the place of what a verifier has of its own."""
+    path = PurePosixPath(source)
+    return any(_overlap(path, PurePosixPath(own)) for own in ("/tests", "/logs/verifier"))
+
+
 def _overlap(one: PurePosixPath, other: PurePosixPath) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode
+from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
 from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
 
 NO_HISTORY = "trajectory.json"
 IGNORE_FILE = ".harborignore"
 
 
-def refusals(task: HarborTask) -> list[str]:
+def refusals(task: HarborTask, *, has_network: bool = False) -> list[str]:
     """`FILE: KEY: why`, each once; empty for a task that can be played."""
-    return list(dict.fromkeys(_refusals(task)))
+    return list(dict.fromkeys([*_refusals(task), *(_of_networks(task) if has_network else ())]))
 
 
 def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
@@ -39,6 +39,15 @@ def _refusals(task: HarborTask) -> Iterator[str]:
         yield from _of_stage(task, stage)
 
 
+def _of_networks(task: HarborTask) -> Iterator[str]:
+    """A box that has been started keeps its network, or has none."""
+    if len({stage.network for stage in task.stages}) > 1:
+        yield f"{CONFIG}: steps.agent.network_mode: the steps' networks differ, and they share one box"
+    for stage in task.stages:
+        if stage.verifier.box is None and stage.verifier.network != stage.network:
+            yield f"{CONFIG}: verifier.network_mode: differs from the agent's, and they share one box"
+
+
 def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
     home = f"steps/{stage.name}/" if stage.name else ""
     if (task.folder / home / NO_HISTORY).exists():
@@ -49,6 +58,9 @@ def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
         if mode is NetworkMode.ALLOWLIST:
             listed = ", ".join(hosts)
             yield f"{CONFIG}: {key}.network_mode: allowlist: no sandbox here opens single hosts ({listed})"
+    for artifact in stage.artifacts:
+        if stage.verifier.box is not None and covers_checks(artifact.source):
+            yield f"{CONFIG}: artifacts: {artifact.source}: would take the place of the verifier's own files"
     services = [("artifacts", each.service) for each in stage.artifacts]
     services += [("verifier.collect", each.service) for each in stage.collect]
     for key, service in services:
