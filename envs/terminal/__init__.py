@@ -20,6 +20,7 @@ SPEC = EnvSpec(
     ),
     local_arguments=("backend", "backend_settings", "render_mode"),
     notes="envsdk.envs.terminal.notes:notes",
+    needs={"e2b_dockerfile_utils": "pip install 'envsdk[terminal]'"},
 )
 
 __all__ = ["SPEC"]

@@ -11,8 +11,6 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envsdk.rewards.sandbox.terminal import keys
-
 from envsdk.envs.swe import replies as swe
 
 ActionFormat = Literal["bash", "tool", "keys"]
@@ -34,9 +32,8 @@ def read_keys(reply: str) -> tuple[Typed | None, str]:
     """`(typed, "")`, or `(None, note)` where the reply holds no such object. Takes linear time."""
     start, end = reply.find("{"), reply.rfind("}")
     try:
-        said = json.loads(reply[start : end + 1]) if start >= 0 else None
-        commands = said["commands"]
-        strokes = tuple(_stroke(each) for each in commands)
+        said = json.loads(reply[start : end + 1])
+        strokes = tuple(_stroke(each) for each in said["commands"])
         return Typed(strokes=strokes, is_done=said.get("task_complete", False) is True), ""
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None, (
@@ -47,6 +44,8 @@ def read_keys(reply: str) -> tuple[Typed | None, str]:
 
 
 def _stroke(command: dict[str, Any]) -> tuple[tuple[str, ...], float]:
+    from envsdk.rewards.sandbox.terminal import keys
+
     text = command["keystrokes"]
     seconds = float(command.get("duration", _WAIT_S))
     if not isinstance(text, str) or not 0 <= seconds < float("inf"):

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-
-from envsdk.rewards.sandbox.terminal import Terminal, open_terminal
+from typing import TYPE_CHECKING
 
 from envsdk.envs.swe.observations import render_output, why_killed
 from envsdk.envs.terminal.artifacts import Bounds
@@ -20,6 +19,9 @@ from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
 from envsdk.rewards.sandbox import ExecEnd, ExecResult, Sandbox, SandboxError
 from envsdk.rewards.sandbox.shared import LazySandbox
+
+if TYPE_CHECKING:
+    from envsdk.rewards.sandbox.terminal import Terminal
 
 SETUP_TIMEOUT_S = 600.0
 
@@ -57,6 +59,8 @@ class Session:
 
     async def type(self, strokes: Sequence[tuple[Sequence[str], float]], *, left_s: float) -> Shown:
         """Type keys into the terminal, and wait after each as long as is said, or until the shell waits."""
+        from envsdk.rewards.sandbox.terminal import open_terminal
+
         box = await self._box.started()
         clock = asyncio.get_running_loop().time
         began = clock()

@@ -9,6 +9,7 @@ from envsdk.contracts.failures import ConfigurationError
 EXTRA_OF = {
     "accelerate": "smollm2",
     "datasets": "datasets",
+    "e2b_dockerfile_utils": "terminal",
     "gguf": "smollm2",
     "httpx2": "openai",
     "hypothesis": "testing",
@@ -26,6 +27,7 @@ EXTRA_OF = {
     "peft": "lora",
     "psycopg": "postgres",
     "pyarrow": "train",
+    "pyte": "terminal",
     "pytest": "testing",
     "ray": "train",
     "safetensors": "train",

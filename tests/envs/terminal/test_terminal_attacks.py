@@ -240,23 +240,23 @@ async def test_an_attack_does_not_pay_where_the_verifier_has_its_own_box(name: s
     assert info["checked"] == "checked in a separate box"
 
 
-@pytest.mark.parametrize("name", by_day(ONE_OF_EACH_CLASS, ATTACKS))
+LEFTOVERS = (
+    "a_process_that_writes_rewards",
+    "a_line_in_cron",
+    "a_module_that_python_loads_by_itself",
+    "rewards_written_before",
+    "rewards_among_the_artifacts",
+    "tests_laid_before",
+    "tests_bound_to_be_overwritten",
+    "names_that_are_options_or_have_newlines",
+    "a_sparse_file",
+    "many_files",
+)
+"""Attacks that leave the box and the artifacts of honest work as they are."""
+
+
+@pytest.mark.parametrize("name", by_day(["rewards_written_before", "a_sparse_file"], LEFTOVERS))
 async def test_the_solution_pays_whatever_else_lies_about(name: str, tmp_path: Path) -> None:
-    """Where the leftovers do not destroy the box or the artifacts themselves."""
-    harmless = {
-        "a_process_that_writes_rewards",
-        "a_line_in_cron",
-        "rewards_written_before",
-        "rewards_among_the_artifacts",
-        "tests_laid_before",
-        "tests_bound_to_be_overwritten",
-        "a_module_that_python_loads_by_itself",
-        "names_that_are_options_or_have_newlines",
-        "a_sparse_file",
-        "many_files",
-    }
-    if name not in harmless:
-        pytest.skip("what is left of this attack is no leftover of honest work")
     env = make(attacked(tmp_path, TRUSTING))
     paid, info = await solve(env, 0, ATTACKS[name].command)
     await env.close()
