@@ -20,7 +20,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of all artifacts of a check together."""
+    """Limits of all artifacts of a check together."""
 
     bytes: int
     files: int
@@ -34,7 +34,7 @@ class Safe:
     is_folder: bool
     """Whether it holds a folder's content, and not one file."""
     num_bytes: int
-    """Of its files, holes of sparse ones included."""
+    """Size of its files, holes of sparse ones included."""
     num_files: int
     left_out: tuple[str, ...]
     """Entries that were not taken, with why; a few of them."""

@@ -77,7 +77,7 @@ class Boxes:
 
     backends: LoopBackends
     limits: Mapping[str, int]
-    """Of each box, before those of its task."""
+    """Limits of each box, which count before those of its task."""
     variables: Mapping[str, str]
     has_network: bool
 

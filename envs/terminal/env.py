@@ -66,7 +66,7 @@ class TerminalArguments(EnvArguments):
     invalid_penalty: float = 0.0
     """Taken off the reward of a reply that runs nothing."""
     reward_key: str = "reward"
-    """Of several rewards the one that is paid."""
+    """Name of the reward that is paid, where there are several."""
     success_at: float = 1.0
     """The task is solved from this reward on."""
     max_artifact_mb: int = Field(64, ge=1)

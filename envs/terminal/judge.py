@@ -54,7 +54,7 @@ class Checked:
     how: str
     """A value of CHECKED."""
     left_out: tuple[str, ...]
-    """Of the agent's artifacts: what the verifier did not get, with why."""
+    """Artifacts of the agent that the verifier did not get, with why."""
     output: str
     """The end of what the verifier printed."""
 

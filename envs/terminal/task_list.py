@@ -21,7 +21,7 @@ SplitName = Literal["auto", "train", "held_out", "all"]
 HELD_OUT = frozenset({"held_out", "held-out", "validation", "val", "test", "eval"})
 """Folders whose tasks are not trained on."""
 HELD_OUT_SHARE = 0.2
-"""Of tasks in no folder of such a name, nor in one named `train`: so many are held out, by their names."""
+"""Share of the other tasks outside of a folder `train` that is held out, by their names."""
 _SHOWN = 10
 _DOWNLOAD_TIMEOUT_S = 3600.0
 

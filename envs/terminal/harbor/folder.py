@@ -63,7 +63,7 @@ class VerifierPlan:
 
     mode: Mode
     box: Box | None
-    """Of a separate verifier."""
+    """The box of a separate verifier."""
     tests: tuple[Path, ...]
     """Folders laid at /tests, later ones over earlier ones; none where the image has them."""
     timeout_s: float

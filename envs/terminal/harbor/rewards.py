@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Rewards = Mapping[str, float]
-"""By name; `reward` where the verifier writes one number."""
+"""Rewards by name; `reward` where the verifier writes one number."""
 
 
 class NoReward(Exception):
