@@ -14,8 +14,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.rewards.sandbox.images import build_image, named_image
-
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
 from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
@@ -30,6 +28,7 @@ from envsdk.rewards.sandbox import (
     SandboxError,
     SandboxFileError,
 )
+from envsdk.rewards.sandbox.images import build_image, named_image
 from envsdk.rewards.sandbox.shared import LoopBackends
 
 ROOT = "root"

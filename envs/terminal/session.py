@@ -71,6 +71,8 @@ class Session:
             screen = await self._terminal.send(keys, wait_s=min(wait_s, max(0.0, left_s - (clock() - began))))
         assert screen is not None
         if screen.ended:  # `exit`: the next keys get a new shell
+            if self._terminal.result is not None:
+                _demand(self._terminal.result, box)
             await self._leave_terminal()
         return Shown(text=screen.text, elapsed_s=clock() - began)
 

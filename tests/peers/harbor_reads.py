@@ -18,10 +18,6 @@ from harbor.trial.network_policy import resolve_trial_network_plan
 warnings.simplefilter("ignore")
 
 
-def network(policy) -> list:
-    return [policy.network_mode.value, list(policy.allowed_hosts)]
-
-
 def stage(task: Task, step) -> dict:
     config, paths = task.config, task.paths
     agent, verifier = (step.agent, step.verifier) if step else (config.agent, config.verifier)
@@ -40,8 +36,8 @@ def stage(task: Task, step) -> dict:
         "instruction": (task.step_instruction(step.name) if step else task.instruction).strip("\n"),
         "timeout_s": timeout,
         "user": agent.user if agent.user is not None else config.agent.user,
-        "agent_network": network(plan.agent_phase),
-        "verifier_network": network(plan.verifier_phase),
+        "agent_network": plan.agent_phase.network_mode.value,
+        "verifier_network": plan.verifier_phase.network_mode.value,
         "mode": mode.value,
         "verifier_timeout_s": verifier.timeout_sec,
         "verifier_env": {**config.verifier.env, **verifier.env},
@@ -97,8 +93,6 @@ for line in sys.stdin:
             }
             | {
                 "os": env.os.value,
-                "tpu": env.tpu and env.tpu.type,
-                "mcp": [server.model_dump() for server in env.mcp_servers],
                 "healthcheck": env.healthcheck and env.healthcheck.model_dump(),
             },
             "solution_env": task.config.solution.env,

@@ -73,9 +73,9 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
     if config.gpus:
         yield f"{CONFIG}: {key}.gpus: {config.gpus}: sandboxes have no GPU"
     if config.tpu is not None:
-        yield f"{CONFIG}: {key}.tpu: {config.tpu.type}: sandboxes have no TPU"
+        yield f"{CONFIG}: {key}.tpu: sandboxes have no TPU"
     for server in config.mcp_servers:
-        yield f"{CONFIG}: {key}.mcp_servers: {server.name}: the agent has a shell, and no MCP client"
+        yield f"{CONFIG}: {key}.mcp_servers: {server.get('name')}: the agent has a shell, and no MCP client"
     for folder in {box.context, task.folder / "environment"} if key == "environment" else {box.context}:
         if folder is not None and (folder / COMPOSE).is_file():
             file = (folder / COMPOSE).relative_to(task.folder)

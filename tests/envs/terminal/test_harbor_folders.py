@@ -121,7 +121,11 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
     ("toml", "files", "said"),
     [
         ("[environment]\ngpus = 2", {}, "task.toml: environment.gpus: 2: sandboxes have no GPU"),
-        ('[environment]\ntpu = {type = "v6e", topology = "2x4"}', {}, "task.toml: environment.tpu: v6e"),
+        (
+            '[environment]\ntpu = {type = "v6e", topology = "2x4"}',
+            {},
+            "task.toml: environment.tpu: sandboxes have no TPU",
+        ),
         (
             '[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"',
             {},
@@ -130,7 +134,7 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
         (
             '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["PyPI.org."]',
             {},
-            "task.toml: agent.network_mode: allowlist: no sandbox here opens single hosts (pypi.org)",
+            "task.toml: agent.network_mode: allowlist: no sandbox here opens single hosts (PyPI.org.)",
         ),
         ('artifacts = [{source = "/x", service = "db"}]', {}, "task.toml: artifacts.service: db"),
         (
