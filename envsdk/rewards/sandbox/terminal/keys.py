@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _ARROWS = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "Home": "H", "End": "F"}
-"""Of which the program on the terminal chooses one of two forms."""
+"""Keys of two forms, of which the program on the terminal chooses one."""
 _NUMBERED = {"Insert": 2, "Delete": 3, "PageUp": 5, "PageDown": 6} | {
     f"F{number}": code for number, code in zip(range(5, 13), (15, 17, 18, 19, 20, 21, 23, 24), strict=True)
 }
@@ -19,7 +19,7 @@ _FIXED = (
 _CONTROL = re.compile(r"C-([a-z@\[\\\]^_])", re.IGNORECASE)
 _META = re.compile(r"M-([!-~])")
 NAMES = (*_FIXED, *_ARROWS, "C-a ... C-z", "M-a ... M-z")
-"""For people and prompts."""
+"""Names for people and prompts."""
 
 
 def is_key(text: str) -> bool:

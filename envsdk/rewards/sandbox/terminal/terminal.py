@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from envsdk.rewards.sandbox.terminal.emulator import Emulator
 
 MAX_KEYS_BYTES = 64 << 10
-"""Of one `send`."""
+"""Limit of one `send`."""
 MAX_SIZE = 500
 """Rows and columns."""
-START_TIMEOUT_S = 20.0
-"""For the first prompt."""
 MAX_PENDING_BYTES = 64 << 10
 """What is kept of output that has not been shown."""
 _SHOWN_BYTES = 16 << 10
@@ -43,7 +41,7 @@ _LASTING = re.compile(rb"\x1b(?:\[\?[0-9;]{1,64}[hl]|\[[0-9;]{0,64}r|c)")
 """What outlasts the text around it: modes, such as the alternate screen, and margins."""
 _LOOK_S = 0.02
 _READ_BYTES = 512 << 10
-"""Of output, within `_LOOK_S`."""
+"""What is read within `_LOOK_S`."""
 _TIOCGSID = 0x5429
 _SHARE_OF_TIME = 0.2
 """What showing output may take of the time while nobody asks for a screen."""
@@ -72,6 +70,7 @@ async def open_terminal(
     user: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 24 * 3600.0,
+    start_timeout_s: float = 20.0,
 ) -> Terminal:
     """A terminal with `command` on it. All else asked of the sandbox waits until `close`.
 
@@ -79,6 +78,7 @@ async def open_terminal(
         user: As in `Sandbox.exec`.
         env: Added to the image's.
         timeout_s: After this many seconds all of its processes are killed.
+        start_timeout_s: How long to wait for the first prompt, which is seen in bubblewrap only.
 
     Raises ConfigurationError: the sandbox's backend has no terminals.
     """
@@ -89,10 +89,13 @@ async def open_terminal(
     terminal = Terminal(Emulator(rows, cols), outside, inside)
     try:
         terminal.resize(rows, cols)
-        script = f"exec >&0 2>&0; exec setsid --ctty --wait -- {shlex.join(command)}"
+        shell = shlex.join(command)
+        # Some backends make the terminal the command's own already.
+        script = f"exec >&0 2>&0; (: < /dev/tty) && exec {shell}; exec setsid --ctty --wait -- {shell}"
         variables = {**_ENV, **(env or {})}
         await terminal.run(
-            sandbox.exec(script, timeout_s=timeout_s, env=variables, stdin=inside, waits=True, user=user)
+            sandbox.exec(script, timeout_s=timeout_s, env=variables, stdin=inside, waits=True, user=user),
+            start_timeout_s,
         )
     except BaseException:
         await terminal.close()
@@ -121,13 +124,13 @@ class Terminal:
     _shower: asyncio.Task[None] | None = None
     _closed: bool = False
 
-    async def run(self, command: Coroutine[Any, Any, ExecResult]) -> None:
+    async def run(self, command: Coroutine[Any, Any, ExecResult], timeout_s: float) -> None:
         """Start the shell, and wait for its first prompt. For `open_terminal`."""
         os.set_blocking(self.outside, False)
         asyncio.get_running_loop().add_reader(self.outside, self._read)
         self._command = asyncio.create_task(command)
         self._shower = asyncio.create_task(self._keep_showing())
-        await self.send((), START_TIMEOUT_S)
+        await self.send((), timeout_s)
         if self._command.done():
             self._command.result()
 

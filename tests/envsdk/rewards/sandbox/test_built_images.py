@@ -45,6 +45,7 @@ COPY --from=base /app/src/*.txt /out/
 COPY --from=base /said /said-again
 ADD packed.tar.gz /unpacked/
 USER someone
+ENV LAST=set
 CMD ["never", "run"]
 """
 
@@ -88,7 +89,7 @@ async def printed(backend: BubblewrapBackend, image: Image, script: str, **optio
 async def test_an_image_holds_what_its_dockerfile_says(backend: BubblewrapBackend, context: Path) -> None:
     image = await built(backend, context, EVERYTHING, args={"WORD": "given"})
     assert image.workdir == "/app/src"
-    assert image.env["APP"] == "/app"
+    assert (image.env["APP"], image.env["LAST"], image.network) == ("/app", "set", False)
     script = (
         "id -un; pwd; echo $HOME; cat /said /said-again /executed /python; echo; cat /etc/made renamed.txt "
         "data/inner/b.txt /out/renamed.txt /unpacked/inner/b.txt; /opt/tools/script.sh; "
