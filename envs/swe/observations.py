@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from envsdk.envs.swe.replies import ActionFormat, format_reply
+from envsdk.rewards.sandbox import ExecEnd
 
 SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command that succeeds and whose output starts with this line submits."""
@@ -13,6 +14,12 @@ SHOWN_OUTPUT = 10_000
 """Characters from which on an output is cut; half as many are shown of each end."""
 SUBMIT_COMMAND = f"echo {SENTINEL} && git add -A && git diff --cached"
 
+_ENDED_BY = {
+    ExecEnd.TIMEOUT: "The command was killed: it took longer than {timeout_s:g} s.",
+    ExecEnd.OUTPUT_LIMIT: "The command was killed: it printed too much.",
+    ExecEnd.DISK_LIMIT: "The command was killed: it wrote too much.",
+    ExecEnd.OUT_OF_MEMORY: "The command was killed: it used too much memory.",
+}
 _WRITTEN_OUT = re.compile(r"\\x[0-9a-f]{2}|\ufffd")
 _PIECE_CHARS = 1 << 20
 _ENDED = re.compile(
@@ -61,6 +68,11 @@ def read_ending(observation: str) -> Ending | None:
 
 def _quoted(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def why_killed(reason: ExecEnd, timeout_s: float) -> str:
+    """What a policy is told of a command that did not end by itself; empty for one that did."""
+    return _ENDED_BY.get(reason, "").format(timeout_s=timeout_s)
 
 
 def render_output(

@@ -1,4 +1,4 @@
-"""Sandboxes of episodes: one backend for each event loop, and the verdicts that all of them share.
+"""Sandboxes of episodes, and the verdicts that all of them share.
 
     workshop = shared_workshop("bubblewrap", {})
     workspace = workshop.open(task, limits)        # nothing is started yet
@@ -14,23 +14,19 @@ One workspace is used by one task at a time, on one event loop.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures.thread
-import contextlib
 import hashlib
-import json
-import os
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
+from envsdk.envs.swe.observations import why_killed
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.rewards.sandbox import (
@@ -40,23 +36,15 @@ from envsdk.rewards.sandbox import (
     SandboxBackend,
     SandboxError,
     SandboxFileError,
-    open_backend,
 )
+from envsdk.rewards.sandbox.shared import LazySandbox, LoopBackends, shared_backends
 
 KEPT_OUTPUT_BYTES = 1 << 20
 """Bytes of a command's output: room for a patch that is submitted by printing it."""
 _VERDICTS_KEPT = 4096
-_CLOSE_TIMEOUT_S = 20.0
 _PIECE_CHARS = 1 << 20
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
-
-_ENDED_BY = {
-    ExecEnd.TIMEOUT: "The command was killed: it took longer than {timeout_s:g} s.",
-    ExecEnd.OUTPUT_LIMIT: "The command was killed: it printed too much.",
-    ExecEnd.DISK_LIMIT: "The command was killed: it wrote too much.",
-    ExecEnd.OUT_OF_MEMORY: "The command was killed: it used too much memory.",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +70,12 @@ class Submitted:
     """The verdict where the policy has made its files such that no patch can be made of them."""
 
 
-@dataclass(slots=True)
-class _OnLoop:
-    """A backend and what belongs to its event loop."""
-
-    backend: SandboxBackend
-    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    is_probed: bool = False
-    validating: dict[str, asyncio.Lock] = field(default_factory=dict)
-    closer: AsyncGenerator[None, None] | None = None
-
-
 class Workshop:
     """The sandboxes of one kind of backend, and the verdicts on what was submitted in them."""
 
-    def __init__(self, make_backend: Callable[[], SandboxBackend]) -> None:
-        self._make_backend = make_backend
-        # Made here, so that wrong settings are refused here.
-        self._unused: list[SandboxBackend] = [make_backend()]
-        self._on_loops: dict[asyncio.AbstractEventLoop, _OnLoop] = {}
+    def __init__(self, backends: LoopBackends) -> None:
+        self._backends = backends
+        self._validating: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
         self._problems: dict[str, str] = {}
         """What validating a task has found, by its content; empty for a sound one."""
         self._verdicts: OrderedDict[tuple[str, bytes, bool], Evaluation] = OrderedDict()
@@ -137,7 +112,7 @@ class Workshop:
             known = self._verdicts.get(key)
         if known is not None:
             return known
-        verdict = await evaluate(task, patch, (await self._probed()).backend, strict=strict)
+        verdict = await evaluate(task, patch, await self._backends.probed(), strict=strict)
         if verdict.infrastructure:
             raise SandboxError(f"{task.instance_id}: the evaluation failed: {verdict.detail}")
         with self._lock:
@@ -151,17 +126,9 @@ class Workshop:
         not to be found out."""
         known = await asyncio.to_thread(known_hidden_bits, task)
         if known is None and validates:
-            await self._problem(task, await self._probed())
+            await self._problem(task, await self._backends.probed())
             known = await asyncio.to_thread(known_hidden_bits, task)
         return known
-
-    def close(self) -> None:
-        """Remove every sandbox of loops that run on other threads. A loop that ends removes its own."""
-        for loop, here in list(self._on_loops.items()):
-            if loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(here.backend.aclose(), loop)
-                with contextlib.suppress(TimeoutError):
-                    closing.result(_CLOSE_TIMEOUT_S)
 
     async def start(
         self,
@@ -172,11 +139,11 @@ class Workshop:
         validates: bool,
         binds: Mapping[str, Path],
     ) -> Sandbox:
-        here = await self._probed()
+        backend = await self._backends.probed()
         if validates:
-            await self._demand_sound(task, here)
-        image = await prepare_image(task, here.backend)
-        sandbox = await here.backend.start(replace(image, binds={**image.binds, **binds}), limits=limits)
+            await self._demand_sound(task, backend)
+        image = await prepare_image(task, backend)
+        sandbox = await backend.start(replace(image, binds={**image.binds, **binds}), limits=limits)
         try:
             if files is not None:
                 await sandbox.unpack(files)
@@ -188,42 +155,19 @@ class Workshop:
             raise
         return sandbox
 
-    async def _demand_sound(self, task: Task, here: _OnLoop) -> None:
-        if problem := await self._problem(task, here):
+    async def _demand_sound(self, task: Task, backend: SandboxBackend) -> None:
+        if problem := await self._problem(task, backend):
             raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
 
-    async def _problem(self, task: Task, here: _OnLoop) -> str:
+    async def _problem(self, task: Task, backend: SandboxBackend) -> str:
         """What validating `task` finds, once; empty for a sound one."""
         key = await asyncio.to_thread(task.content_hash)
-        async with here.validating.setdefault(key, asyncio.Lock()):
+        here = asyncio.get_running_loop(), key
+        async with self._validating.setdefault(here, asyncio.Lock()):
             if key not in self._problems:
-                (validation,) = await validate([task], here.backend)
+                (validation,) = await validate([task], backend)
                 self._problems[key] = validation.problem
         return self._problems[key]
-
-    async def _probed(self) -> _OnLoop:
-        """The backend of this event loop, which is known to work."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if loop not in self._on_loops:
-                backend = self._unused.pop() if self._unused else self._make_backend()
-                self._on_loops[loop] = _OnLoop(backend)
-        here = self._on_loops[loop]
-        async with here.probing:
-            if here.closer is None:
-                here.closer = self._closed_with(loop)
-                await anext(here.closer)
-            if not here.is_probed:
-                await here.backend.probe()
-                here.is_probed = True
-        return here
-
-    async def _closed_with(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
-        """Removes the sandboxes of `loop` as it ends: it closes its generators then."""
-        try:
-            yield
-        finally:
-            await self._on_loops.pop(loop).backend.aclose()
 
 
 def _verdict_key(task: Task, patch: str, strict: bool) -> tuple[str, bytes, bool]:
@@ -247,15 +191,12 @@ class Workspace:
         validates: bool,
         binds: Mapping[str, Path],
     ) -> None:
-        self._validates = validates
-        self._binds = binds
-        self._workshop = workshop
         self._task = task
-        self._limits = limits
         self._files = files
         """To be put into the sandbox when it is started."""
-        self._sandbox: asyncio.Task[Sandbox] | None = None
-        self._let_go: weakref.finalize[..., Any] | None = None
+        self._sandbox = LazySandbox(
+            partial(workshop.start, task, limits, files, validates=validates, binds=binds)
+        )
 
     async def run(self, command: str, *, timeout_s: float, **how: Any) -> CommandResult:
         """Run a command in a new shell, as `Sandbox.exec`. Raises SandboxError when the sandbox fails."""
@@ -265,7 +206,7 @@ class Workspace:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
             )
-        note = _ENDED_BY.get(result.reason, "").format(timeout_s=timeout_s)
+        note = why_killed(result.reason, timeout_s)
         returncode = -1 if note or result.returncode is None else result.returncode
         return CommandResult(
             output=result.output,
@@ -297,7 +238,7 @@ class Workspace:
 
     async def snapshot(self) -> bytes | None:
         """The files of the repository and of /tmp, with `.git`; None when nothing was run yet."""
-        if self._sandbox is None:
+        if not self._sandbox.is_started:
             return self._files
         try:
             return await (await self._started()).pack()
@@ -306,49 +247,15 @@ class Workspace:
 
     async def close(self) -> None:
         """Remove the sandbox. Idempotent."""
-        starting, self._sandbox = self._sandbox, None
-        if self._let_go is not None:
-            self._let_go.detach()
-        if starting is not None:
-            await _close(starting)
+        await self._sandbox.close()
 
     async def _started(self) -> Sandbox:
-        if self._sandbox is None:
-            starting = asyncio.create_task(
-                self._workshop.start(
-                    self._task, self._limits, self._files, validates=self._validates, binds=self._binds
-                )
-            )
-            # One that is dropped without `close` leaves nothing either.
-            self._let_go = weakref.finalize(self, _abandon, starting, asyncio.get_running_loop())
-            self._let_go.atexit = False
-            self._sandbox = starting
-        try:
-            # A caller that is cancelled does not leave a sandbox half started.
-            sandbox = await asyncio.shield(self._sandbox)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            self._sandbox = None
-            raise
+        sandbox = await self._sandbox.started()
         self._files = None
         return sandbox
 
 
-async def _close(starting: asyncio.Task[Sandbox]) -> None:
-    await asyncio.wait({starting})
-    if not starting.cancelled() and starting.exception() is None:
-        await starting.result().close()
-
-
-def _abandon(starting: asyncio.Task[Sandbox], loop: asyncio.AbstractEventLoop) -> None:
-    """Close a sandbox without waiting for it. A loop that has ended has closed it."""
-    if not loop.is_closed():
-        asyncio.run_coroutine_threadsafe(_close(starting), loop)
-
-
-_workshops: dict[tuple[int, str, str], Workshop] = {}
-_table_lock = threading.Lock()
+_workshops: dict[LoopBackends, Workshop] = {}
 
 
 def shared_workshop(backend: str, settings: Mapping[str, Any] | None = None) -> Workshop:
@@ -356,24 +263,5 @@ def shared_workshop(backend: str, settings: Mapping[str, Any] | None = None) -> 
 
     Raises ConfigurationError: the backend, or a key of `settings`, is unknown.
     """
-    with _table_lock:
-        # A forked child has a copy of the table, but not the sandboxes.
-        pid = os.getpid()
-        key = pid, backend, json.dumps(dict(settings or {}), sort_keys=True, default=str)
-        if key not in _workshops:
-            _workshops[key] = Workshop(lambda: open_backend(backend, settings))
-        return _workshops[key]
-
-
-def close_workshops() -> None:
-    """Remove every sandbox of this process."""
-    with _table_lock:
-        own = [workshop for (pid, *_), workshop in _workshops.items() if pid == os.getpid()]
-        _workshops.clear()
-    for workshop in own:
-        workshop.close()
-
-
-# Closing needs executors, which take no work any more by `atexit`. The last registered is called first.
-assert concurrent.futures.thread
-getattr(threading, "_register_atexit", atexit.register)(close_workshops)
+    backends = shared_backends(backend, settings)
+    return _workshops.setdefault(backends, Workshop(backends))

@@ -1,0 +1,261 @@
+"""Sandboxes of a task: made of its images, with what Harbor has inside, and files moved in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import posixpath
+import re
+import secrets
+import shlex
+import tarfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
+from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
+from envsdk.envs.terminal.harbor.folder import CONFIG, Box
+from envsdk.rewards.sandbox import (
+    ExecEnd,
+    ExecResult,
+    Image,
+    Limits,
+    Sandbox,
+    SandboxBackend,
+    SandboxError,
+    SandboxFileError,
+)
+from envsdk.rewards.sandbox.images import build_image, named_image
+from envsdk.rewards.sandbox.shared import LoopBackends
+
+ROOT = "root"
+LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+KEPT_OUTPUT_BYTES = 1 << 20
+MOVE_TIMEOUT_S = 300.0
+"""For files on their way into a box or out of it."""
+MAX_LAID_BYTES = 1 << 30
+CANNOT_RUN = 126
+RUINED = "Nothing can be run in this box any more.\n"
+_VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
+_PACK = """\
+if [ -d {source} ]; then exec tar --sparse {excludes} -C {source} -cf {archive} .; fi
+if [ -f {source} ]; then exec tar --sparse --dereference -C {folder} -cf {archive} -- {name}; fi
+exit 3
+"""
+_NOT_THERE = 3
+
+
+class BoxBroken(Exception):
+    """A box that its task does not make right: the task's fault, and no score of the episode."""
+
+
+def resolved(env: Mapping[str, str], variables: Mapping[str, str], where: str) -> dict[str, str]:
+    """`env` with `${VAR}` and `${VAR:-default}` taken from `variables`.
+
+    Raises ConfigurationError: a variable without a default is not among them.
+    """
+    values = {}
+    for name, value in env.items():
+        match = _VARIABLE.fullmatch(value)
+        if match is None:
+            values[name] = value
+            continue
+        found = variables.get(match[1], match[2])
+        if found is None:
+            raise ConfigurationError(f"{where}.{name}: needs the variable {match[1]}: give it in `variables`")
+        values[name] = found
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """Starts the boxes of tasks."""
+
+    backends: LoopBackends
+    limits: Mapping[str, int]
+    """Limits of each box, which count before those of its task."""
+    variables: Mapping[str, str]
+    has_network: bool
+
+    async def start(self, task_id: str, box: Box, key: str, network: NetworkMode) -> Sandbox:
+        """A box with its folders, files and variables, whose health check has passed.
+
+        Raises ConfigurationError: its image cannot be made.
+        Raises BoxBroken: its health check fails.
+        Raises SandboxError: it could not be started.
+        """
+        backend = await self.backends.probed()
+        try:
+            image = await _image(box, backend)
+            env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{task_id}: {error}") from None
+        image = replace(
+            image,
+            env={**image.env, **env},
+            workdir=box.config.workdir or image.workdir,
+            network=self.has_network and network is NetworkMode.PUBLIC,
+        )
+        sandbox = await backend.start(image, limits=self._limits(box))
+        try:
+            folders = " ".join(map(shlex.quote, (*LOGS, image.workdir)))
+            await ours(sandbox, f"mkdir -p {folders} && chmod 777 {' '.join(LOGS)}")
+            if box.laid is not None:
+                await lay_folder(sandbox, box.laid, image.workdir)
+            if box.config.healthcheck is not None:
+                await be_healthy(sandbox, box.config.healthcheck, f"{key}.healthcheck")
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def _limits(self, box: Box) -> Limits:
+        said: dict[str, int] = {"kept_output_bytes": KEPT_OUTPUT_BYTES}
+        if box.config.memory_mb:
+            said["memory_mb"] = box.config.memory_mb
+        if box.config.storage_mb:
+            said |= {"disk_mb": box.config.storage_mb, "file_mb": box.config.storage_mb}
+        return replace(Limits(), **{**said, **self.limits})
+
+
+class AgentsBox:
+    """An agent's box. Where the agent has ruined it, a command fails; where the machine has, that is said."""
+
+    def __init__(self, sandbox: Sandbox, start: Callable[[], Awaitable[Sandbox]]) -> None:
+        self.sandbox = sandbox
+        self._start = start
+        """Starts a box as this one was at first."""
+        self._is_ruined = False
+
+    async def exec(self, script: str, **how: Any) -> ExecResult:
+        """As `Sandbox.exec`. Raises SandboxError in place of `ExecEnd.INFRASTRUCTURE`."""
+        result = await self.sandbox.exec(script, **how)
+        if result.reason is not ExecEnd.INFRASTRUCTURE:
+            return result
+        self._is_ruined = self._is_ruined or await self._ruined()
+        if not self._is_ruined:
+            raise SandboxError(f"sandbox {self.sandbox.id}: {result.output.strip()[-300:]}")
+        return replace(result, reason=ExecEnd.EXIT, returncode=CANNOT_RUN, output=RUINED)
+
+    async def _ruined(self) -> bool:
+        """Whether nothing runs in it any more, while everything does in a new one."""
+        if not await self.sandbox.alive():
+            return False
+        again = await self.sandbox.exec("true", timeout_s=MOVE_TIMEOUT_S)
+        if again.reason is not ExecEnd.INFRASTRUCTURE:
+            return False
+        fresh = await self._start()
+        try:
+            return (await fresh.exec("true", timeout_s=MOVE_TIMEOUT_S)).ok
+        finally:
+            await fresh.close()
+
+
+def check_limits(limits: Mapping[str, Any]) -> Mapping[str, int]:
+    known = [field.name for field in fields(Limits)]
+    if unknown := [name for name in limits if name not in known]:
+        raise ValueError(f"limits: {unknown[0]!r} is none; known are {', '.join(known)}")
+    return limits
+
+
+async def _image(box: Box, backend: SandboxBackend) -> Image:
+    if box.context is not None:
+        return await build_image(backend, box.context, timeout_s=box.config.build_timeout_sec)
+    assert box.docker_image is not None
+    return await named_image(backend, box.docker_image)
+
+
+async def ours(
+    sandbox: Sandbox, script: str, *, user: str | None = ROOT, timeout_s: float = MOVE_TIMEOUT_S
+) -> ExecResult:
+    """A script of ours in a box that is to succeed. Raises SandboxError: it does not."""
+    result = await sandbox.exec(script, timeout_s=timeout_s, cwd="/", user=user)
+    if not result.ok:
+        raise SandboxError(f"sandbox {sandbox.id}: {result.reason}: {result.output.strip()[-300:]}")
+    return result
+
+
+async def be_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str | None = None) -> None:
+    """Wait until a health check passes. Raises BoxBroken: it has failed as often as it may."""
+    clock = asyncio.get_running_loop().time
+    counts_from, failures = clock() + check.start_period_sec, 0
+    while True:
+        starting = clock() < counts_from
+        result = await sandbox.exec(check.command, timeout_s=check.timeout_sec, user=user)
+        if result.reason is ExecEnd.INFRASTRUCTURE:
+            raise SandboxError(f"sandbox {sandbox.id}: {result.output.strip()[-300:]}")
+        if result.ok:
+            return
+        failures += not starting
+        if failures >= check.retries:
+            raise BoxBroken(f"{CONFIG}: {key}: failed {failures} times: {result.output.strip()[-300:]}")
+        await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
+
+
+async def lay_folder(sandbox: Sandbox, folder: Path, target: str) -> None:
+    """Put the files of a folder of this machine into a folder of a box, over those that are there."""
+    await lay(sandbox, await asyncio.to_thread(_packed, folder), target)
+
+
+async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = False) -> None:
+    """Unpack a tar archive of ours into a folder of a box, which may be emptied before."""
+    inside, into = f"/tmp/.envsdk-{secrets.token_hex(8)}", shlex.quote(target)
+    try:
+        await sandbox.write(inside, archive)
+    except SandboxFileError as error:
+        raise SandboxError(f"sandbox {sandbox.id}: {error}") from error
+    emptied = f"find {into} -mindepth 1 -delete && " if empties else ""
+    unpacked = f"tar -xf {inside} -C {into} --no-same-owner"
+    await ours(sandbox, f"mkdir -p {into} && {emptied}{unpacked}; code=$?; rm -f {inside}; exit $code")
+
+
+def _packed(folder: Path) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:", dereference=True) as tar:
+        tar.add(folder, arcname=".")
+    if out.tell() > MAX_LAID_BYTES:
+        raise ConfigurationError(f"{folder}: larger than {MAX_LAID_BYTES >> 20} MB")
+    return out.getvalue()
+
+
+async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime: float) -> Safe | None:
+    """An artifact out of an agent's box; None where it is not there.
+
+    Raises Refused: it is over the bounds, or cannot be packed.
+    """
+    archive = f"/tmp/.envsdk-{secrets.token_hex(8)}"
+    sandbox = agents.sandbox
+    path = absolute(artifact.source, sandbox.image.workdir)
+    folder, name = posixpath.split(path)
+    script = _PACK.format(
+        source=shlex.quote(path),
+        folder=shlex.quote(folder),
+        name=shlex.quote(name),
+        excludes=" ".join(shlex.quote(f"--exclude={pattern}") for pattern in artifact.exclude),
+        archive=archive,
+    )
+    packed = await agents.exec(script, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+    try:
+        if packed.returncode == _NOT_THERE:
+            return None
+        if not packed.ok and packed.returncode != 1:  # 1: a file has changed meanwhile, or cannot be read
+            raise Refused(f"tar: {packed.reason}: {packed.output.strip()[-200:]}")
+        # An archive is larger than its files by a header for each.
+        largest = 2 * bounds.bytes + 2048 * bounds.files
+        data = await sandbox.read(archive, max_bytes=largest)
+    except SandboxFileError as error:
+        raise Refused(str(error)) from None
+    finally:
+        await agents.exec(f"rm -f {archive}", timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+    return await asyncio.to_thread(made_safe, data, name, bounds, mtime=mtime)
+
+
+def absolute(path: str, workdir: str) -> str:
+    return posixpath.normpath(posixpath.join(workdir, path))
+
+
+def named(user: str | int | None) -> str | None:
+    return None if user is None else str(user)

@@ -1,0 +1,1 @@
+"""The format of Harbor: `folder.read_folder` reads a task."""

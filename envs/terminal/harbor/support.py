@@ -1,0 +1,82 @@
+"""What of a task's format no sandbox here can do, by file and key; pure.
+
+`refusals` keep a task from being played. `remarks` are said first: keys with less effect than in Harbor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
+from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
+
+NO_HISTORY = "trajectory.json"
+IGNORE_FILE = ".harborignore"
+
+
+def refusals(task: HarborTask, *, has_network: bool = False) -> list[str]:
+    """`FILE: KEY: why`, each once; empty for a task that can be played."""
+    return list(dict.fromkeys([*_refusals(task), *(_of_networks(task) if has_network else ())]))
+
+
+def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
+    """Sentences about keys without effect, or with another one than in Harbor."""
+    said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
+    if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
+        said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
+    if not has_network and any(stage.verifier.network[0] is NetworkMode.PUBLIC for stage in task.stages):
+        said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
+    if not task.is_separate:
+        said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
+    return said
+
+
+def _refusals(task: HarborTask) -> Iterator[str]:
+    yield from _of_box(task, task.box, "environment")
+    if (task.folder / IGNORE_FILE).exists() or any(task.folder.glob(f"*/**/{IGNORE_FILE}")):
+        yield f"{IGNORE_FILE}: files to be left out are not known here"
+    for stage in task.stages:
+        yield from _of_stage(task, stage)
+
+
+def _of_networks(task: HarborTask) -> Iterator[str]:
+    """A box that has been started keeps its network, or has none."""
+    if len({stage.network for stage in task.stages}) > 1:
+        yield f"{CONFIG}: steps.agent.network_mode: the steps' networks differ, and they share one box"
+    for stage in task.stages:
+        if stage.verifier.box is None and stage.verifier.network != stage.network:
+            yield f"{CONFIG}: verifier.network_mode: differs from the agent's, and they share one box"
+
+
+def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
+    home = f"steps/{stage.name}/" if stage.name else ""
+    if (task.folder / home / NO_HISTORY).exists():
+        yield f"{home}{NO_HISTORY}: an agent's earlier conversation cannot be replayed here"
+    if stage.verifier.box is not None:
+        yield from _of_box(task, stage.verifier.box, "verifier.environment")
+    for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
+        if mode is NetworkMode.ALLOWLIST:
+            listed = ", ".join(hosts)
+            yield f"{CONFIG}: {key}.network_mode: allowlist: no sandbox here opens single hosts ({listed})"
+    for artifact in stage.artifacts:
+        if stage.verifier.box is not None and covers_checks(artifact.source):
+            yield f"{CONFIG}: artifacts: {artifact.source}: would take the place of the verifier's own files"
+    services = [("artifacts", each.service) for each in stage.artifacts]
+    services += [("verifier.collect", each.service) for each in stage.collect]
+    for key, service in services:
+        if service not in (None, MAIN):
+            yield f"{CONFIG}: {key}.service: {service}: there are no services besides the agent's box"
+
+
+def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
+    config: Environment = box.config
+    if config.gpus:
+        yield f"{CONFIG}: {key}.gpus: {config.gpus}: sandboxes have no GPU"
+    if config.tpu is not None:
+        yield f"{CONFIG}: {key}.tpu: sandboxes have no TPU"
+    for server in config.mcp_servers:
+        yield f"{CONFIG}: {key}.mcp_servers: {server.get('name')}: the agent has a shell, and no MCP client"
+    for folder in {box.context, task.folder / "environment"} if key == "environment" else {box.context}:
+        if folder is not None and (folder / COMPOSE).is_file():
+            file = (folder / COMPOSE).relative_to(task.folder)
+            yield f"{file}: services beside the agent's box are not started here"

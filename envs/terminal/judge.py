@@ -1,0 +1,145 @@
+"""Checks a stage of a task: in a box that the agent never saw, or in place.
+
+    separate:  collect hooks, artifacts taken <- agent's box;  its own box: artifacts, tests laid, test.sh
+    shared:    old tests and rewards removed, tests laid, test.sh, all in the agent's box
+
+What a separate verifier gets of the agent is what the task names, made safe (`artifacts.py`): no process, no
+variable, no file beside it, no time stamp.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe
+from envsdk.envs.terminal.boxes import (
+    MOVE_TIMEOUT_S,
+    ROOT,
+    AgentsBox,
+    Boxes,
+    absolute,
+    lay,
+    lay_folder,
+    named,
+    ours,
+    resolved,
+    taken,
+)
+from envsdk.envs.terminal.harbor.config import Mode, covers_checks
+from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
+from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, read_rewards
+from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxError, SandboxFileError
+
+TESTS, TEST = "/tests", "/tests/test.sh"
+VERIFIER_LOGS = "/logs/verifier"
+MAX_REWARD_BYTES = 1 << 20
+SHOWN_OUTPUT = 4000
+EMPTY = f"""\
+for folder in {TESTS} {VERIFIER_LOGS}; do [ ! -d $folder ] || [ -h $folder ] || chmod -R u+rwX $folder; done
+rm -rf {TESTS} {VERIFIER_LOGS} && mkdir -p {VERIFIER_LOGS} && chmod 777 {VERIFIER_LOGS}
+"""
+"""Removes what checked before, or what an agent has put in its place."""
+CHECKED = {Mode.SEPARATE: "checked in a separate box", Mode.SHARED: "checked in place"}
+"""What is said of a task's check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a verifier has found."""
+
+    rewards: Rewards
+    how: str
+    """A value of CHECKED."""
+    left_out: tuple[str, ...]
+    """Artifacts of the agent that the verifier did not get, with why."""
+    output: str
+    """The end of what the verifier printed."""
+
+
+async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox, bounds: Bounds) -> Checked:
+    """Run the stage's verifier.
+
+    Raises NoReward: it leaves no usable reward, or runs out of time or of anything else.
+    Raises SandboxError, ConfigurationError: a box failed, or cannot be made.
+    """
+    if stage.verifier.box is None:
+        done = await agents.exec(EMPTY, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+        if not done.ok:
+            raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
+        return await _run(boxes, stage, agents.sandbox, ())
+    left_out, archives = await _artifacts(stage, agents, bounds)
+    box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
+    try:
+        for source, safe in archives:
+            # As in Harbor, a folder takes the place of the image's own.
+            target = source if safe.is_folder else posixpath.dirname(source)
+            await lay(box, safe.archive, target, empties=safe.is_folder)
+        return await _run(boxes, stage, box, left_out)
+    finally:
+        await box.close()
+
+
+async def _artifacts(
+    stage: Stage, agents: AgentsBox, bounds: Bounds
+) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
+    """What the verifier does not get, and what it does, by where it was."""
+    for hook in stage.collect:
+        # As in Harbor, one that fails is no reason not to check.
+        await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
+    left_out: list[str] = []
+    archives: list[tuple[str, Safe]] = []
+    now = time.time()
+    for artifact in stage.artifacts:
+        source = absolute(artifact.source, agents.sandbox.image.workdir)
+        if covers_checks(source):
+            left_out.append(f"{source}: the verifier's own files are there")
+            continue
+        try:
+            safe = await taken(agents, artifact, bounds, mtime=now)
+        except Refused as error:
+            left_out.append(f"{source}: {error}")
+            continue
+        if safe is not None:
+            bounds = Bounds(bytes=bounds.bytes - safe.num_bytes, files=bounds.files - safe.num_files)
+            left_out += [f"{source}: {entry}" for entry in safe.left_out]
+            archives.append((source, safe))
+    return tuple(left_out), archives
+
+
+async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ...]) -> Checked:
+    """Lay the tests, run them and read the rewards."""
+    plan = stage.verifier
+    for folder in plan.tests:
+        await lay_folder(box, folder, TESTS)
+    rewards = f"{VERIFIER_LOGS}/reward.json", f"{VERIFIER_LOGS}/reward.txt"
+    await ours(box, f"rm -rf {' '.join(rewards)} && chmod +x {TEST}")
+    ended = await box.exec(
+        f"exec {TEST}",
+        timeout_s=plan.timeout_s,
+        env=resolved(plan.env, boxes.variables, f"{CONFIG}: verifier.env"),
+        user=named(plan.user),
+    )
+    if ended.reason is ExecEnd.INFRASTRUCTURE:
+        raise SandboxError(f"sandbox {box.id}: the verifier failed: {ended.output.strip()[-300:]}")
+    output = ended.output[-SHOWN_OUTPUT:]
+    if ended.reason is not ExecEnd.EXIT:
+        raise NoReward(f"the verifier was ended by its {ended.reason}: {output[-300:].strip()}")
+    try:
+        found = read_rewards(*[await _content(box, path) for path in rewards])
+    except NoReward as error:
+        raise NoReward(
+            f"{error}; the verifier ended with code {ended.returncode}: {output[-300:].strip()}"
+        ) from None
+    return Checked(rewards=found, how=CHECKED[plan.mode], left_out=left_out, output=output)
+
+
+async def _content(box: Sandbox, path: str) -> bytes | None:
+    if (await box.exec(f"[ -e {path} ]", timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)).returncode == 1:
+        return None
+    try:
+        return await box.read(path, max_bytes=MAX_REWARD_BYTES)
+    except SandboxFileError as error:
+        raise NoReward(str(error)) from None

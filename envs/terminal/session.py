@@ -1,0 +1,133 @@
+"""The agent's box of one episode: commands or keys, then checks, step after step.
+
+not started -> first command: started, the step's files laid -> ... -> check -> enter the next step -> closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from envsdk.envs.swe.observations import render_output, why_killed
+from envsdk.envs.terminal.artifacts import Bounds
+from envsdk.envs.terminal.boxes import AgentsBox, BoxBroken, Boxes, be_healthy, lay_folder, named, ours
+from envsdk.envs.terminal.harbor.config import Mode
+from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
+from envsdk.envs.terminal.judge import EMPTY, Checked, check
+from envsdk.rewards.sandbox import ExecEnd, ExecResult, Sandbox, SandboxError
+from envsdk.rewards.sandbox.shared import LazySandbox
+
+if TYPE_CHECKING:
+    from envsdk.rewards.sandbox.terminal import Terminal
+
+SETUP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What became of a reply."""
+
+    text: str
+    """The observation."""
+    elapsed_s: float
+    output: str = ""
+    returncode: int = 0
+    """-1 where a command was killed."""
+
+
+class Session:
+    """One episode's box, which nobody else uses."""
+
+    def __init__(self, boxes: Boxes, task: HarborTask, stage: Stage) -> None:
+        self._boxes, self._task, self._stage = boxes, task, stage
+        self._start = partial(_started, boxes, task, stage)
+        self._box = LazySandbox(self._start)
+        self._terminal: Terminal | None = None
+
+    async def run(self, command: str, *, timeout_s: float, shown: int) -> Shown:
+        """Run a command in a new shell. Raises SandboxError: the box fails."""
+        agents = await self._agents()
+        script = command.encode(errors="replace").decode()
+        result = await agents.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
+        note = why_killed(result.reason, timeout_s)
+        returncode = -1 if note or result.returncode is None else result.returncode
+        text = render_output(result.output, returncode, note=note, num_bytes=result.total_bytes, shown=shown)
+        return Shown(text=text, elapsed_s=result.elapsed_s, output=result.output, returncode=returncode)
+
+    async def type(self, strokes: Sequence[tuple[Sequence[str], float]], *, left_s: float) -> Shown:
+        """Type keys into the terminal, and wait after each as long as is said, or until the shell waits."""
+        from envsdk.rewards.sandbox.terminal import open_terminal
+
+        box = await self._box.started()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        if self._terminal is None:
+            self._terminal = await open_terminal(box, user=named(self._stage.user))
+        screen = await self._terminal.send([], wait_s=0.0) if not strokes else None
+        for keys, wait_s in strokes:
+            screen = await self._terminal.send(keys, wait_s=min(wait_s, max(0.0, left_s - (clock() - began))))
+        assert screen is not None
+        if screen.ended:  # `exit`: the next keys get a new shell
+            if self._terminal.result is not None:
+                _demand(self._terminal.result, box)
+            await self._leave_terminal()
+        return Shown(text=screen.text, elapsed_s=clock() - began)
+
+    async def check(self, stage: Stage, bounds: Bounds) -> Checked:
+        """Have the step checked. Of the agent's programs none runs any more."""
+        await self._leave_terminal()
+        return await check(self._boxes, self._task, stage, await self._agents(), bounds)
+
+    async def enter(self, stage: Stage) -> None:
+        """Go on to the next step: what checked the last one goes, and the step's own files come."""
+        box = await self._box.started()
+        if self._stage.verifier.mode is Mode.SHARED:
+            await ours(box, EMPTY)
+        await ours(box, "find /logs/agent -mindepth 1 -delete")
+        self._stage = stage
+        await _prepare(box, stage)
+
+    async def close(self) -> None:
+        """Remove the box. Idempotent."""
+        await self._leave_terminal()
+        await self._box.close()
+
+    async def _agents(self) -> AgentsBox:
+        return AgentsBox(await self._box.started(), self._start)
+
+    async def _leave_terminal(self) -> None:
+        terminal, self._terminal = self._terminal, None
+        if terminal is not None:
+            await terminal.close()
+
+
+async def _started(boxes: Boxes, task: HarborTask, stage: Stage) -> Sandbox:
+    box = await boxes.start(task.id, task.box, "environment", stage.network[0])
+    try:
+        await _prepare(box, stage)
+    except BaseException:
+        await box.close()
+        raise
+    return box
+
+
+async def _prepare(box: Sandbox, stage: Stage) -> None:
+    """Lay a step's files, run its set-up and wait for its health."""
+    user = named(stage.user)
+    if stage.workdir is not None:
+        await lay_folder(box, stage.workdir, box.image.workdir)
+        if (stage.workdir / "setup.sh").is_file():
+            done = await box.exec("bash ./setup.sh", timeout_s=SETUP_TIMEOUT_S, user=user)
+            _demand(done, box)
+            if not done.ok:
+                raise BoxBroken(f"steps/{stage.name}/workdir/setup.sh: {done.output.strip()[-300:]}")
+    if stage.healthcheck is not None:
+        await be_healthy(box, stage.healthcheck, f"steps: {stage.name}.healthcheck", user)
+
+
+def _demand(result: ExecResult, box: Sandbox) -> None:
+    if result.reason is ExecEnd.INFRASTRUCTURE:
+        raise SandboxError(f"sandbox {box.id}: {result.output.strip()[-300:]}")

@@ -1,0 +1,145 @@
+"""The tasks that an environment plays: those of a folder, of a data set of Harbor's, or the shipped ones."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from envsdk.base.store.cache import cache_folder
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder
+from envsdk.envs.terminal.harbor.support import refusals
+from envsdk.envs.terminal.shipped import shipped_folder
+
+SplitName = Literal["auto", "train", "held_out", "all"]
+HELD_OUT = frozenset({"held_out", "held-out", "validation", "val", "test", "eval"})
+"""Folders whose tasks are not trained on."""
+HELD_OUT_SHARE = 0.2
+"""Share of the other tasks outside of a folder `train` that is held out, by their names."""
+_SHOWN = 10
+_DOWNLOAD_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskList:
+    """Tasks by number and by name; shared by all environments of a process."""
+
+    tasks: tuple[HarborTask, ...]
+    refused: Mapping[str, str]
+    """Why tasks of the folder are left out, by name."""
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def number(self, draw: int, options: Mapping[str, Any] | None) -> int:
+        """The number of a `reset`'s task: `options["task"]`, or `draw`."""
+        number = (options or {}).get("task", draw)
+        if not isinstance(number, int):
+            raise ValueError(f"task: must be the number of a task, not {number!r}")
+        return number
+
+    def at(self, number: int) -> HarborTask:
+        """Number `number`, modulo how many there are."""
+        return self.tasks[number % len(self.tasks)]
+
+
+@lru_cache(maxsize=16)
+def task_list(
+    data: str | None,
+    split: SplitName = "auto",
+    instance_ids: tuple[str, ...] | None = None,
+    num_tasks: int | None = None,
+    *,
+    skips_refused: bool = False,
+    has_network: bool = False,
+) -> TaskList:
+    """The tasks that an environment with these arguments plays.
+
+    Raises ConfigurationError: there are none, one cannot be played here, or `instance_ids` names one that is
+    not there.
+    """
+    root = shipped_folder() if data is None else folder_of(data)
+    wanted = "train" if data is None and split == "auto" else split
+    tasks, refused = read_tasks(root, has_network=has_network)
+    chosen = [task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted]
+    if instance_ids is not None:
+        found = {task.id: task for task in chosen}
+        if missing := [name for name in instance_ids if name not in found]:
+            why = "".join(f"\n  {name}: {refused[name]}" for name in missing if name in refused)
+            raise ConfigurationError(f"instance_ids: {root} (split {split}) has no {', '.join(missing)}{why}")
+        chosen, refused = [found[name] for name in instance_ids], {}
+    if refused and not skips_refused:
+        listed = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
+        more = f"\n  and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        raise ConfigurationError(
+            f"{root}: {len(refused)} of {len(tasks) + len(refused)} tasks cannot be played here; "
+            f"`skip_refused: true` leaves them out:{listed}{more}"
+        )
+    if not chosen:
+        raise ConfigurationError(f"{root}: there is no task in the split {split}; try split=all")
+    return TaskList(tuple(chosen[:num_tasks]), refused)
+
+
+def read_tasks(root: Path, *, has_network: bool = False) -> tuple[list[HarborTask], dict[str, str]]:
+    """The tasks below a folder, and why others cannot be played; both by name, in order."""
+    tasks, refused = [], {}
+    for folder in find_folders(root):
+        name = folder.name if folder == root else folder.relative_to(root).as_posix()
+        try:
+            task = read_folder(folder, name)
+        except ConfigurationError as error:
+            refused[name] = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "").replace("\n", " ")
+            continue
+        if problems := refusals(task, has_network=has_network):
+            refused[name] = "; ".join(problems)
+        else:
+            tasks.append(task)
+    return tasks, refused
+
+
+def split_of(id: str) -> str:
+    """`train` or `held_out`, by the folders that a task is in, else by its name."""
+    *folders, name = id.split("/")
+    if "train" in folders:
+        return "train"
+    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) / 2**32
+    return "held_out" if HELD_OUT & set(folders) or drawn < HELD_OUT_SHARE else "train"
+
+
+def folder_of(data: str) -> Path:
+    """The folder `data`, or that of the data set of this name, downloaded once by the command `harbor`.
+
+    Raises ConfigurationError: there is no such folder, and `harbor` is not there or knows no such data set.
+    """
+    folder = Path(data).expanduser()
+    if folder.is_dir():
+        return folder
+    command = shutil.which("harbor")
+    if command is None:
+        raise ConfigurationError(
+            f"data: there is no folder {folder}; for a data set by name, put the command `harbor` on the "
+            "PATH (Python 3.12: pip install harbor)"
+        )
+    target = cache_folder() / "terminal" / "harbor" / hashlib.sha256(data.encode()).hexdigest()[:16]
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        argv = [command, "download", data, "--export", "--output-dir", str(partial)]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise ConfigurationError(
+                f"data: harbor download {data}: not done in {_DOWNLOAD_TIMEOUT_S:g} s"
+            ) from None
+        if done.returncode or not partial.is_dir():
+            why = (done.stderr or done.stdout).strip()[-500:]
+            raise ConfigurationError(f"data: there is no folder {folder}, and harbor download says: {why}")
+        partial.rename(target)
+    return target

@@ -1,0 +1,54 @@
+"""What the policy is shown, apart from what its commands print."""
+
+from __future__ import annotations
+
+import json
+
+from envsdk.envs.swe.observations import SENTINEL
+from envsdk.envs.terminal.replies import EXAMPLE, ActionFormat, format_command
+
+
+def render_task(
+    instruction: str, *, instructions: bool, action_format: ActionFormat, skills: str | None = None
+) -> str:
+    """The first observation of a step."""
+    text = f"<task>\n{instruction.strip()}\n</task>"
+    if skills:
+        text += f"\n\nEach folder in {skills} has a SKILL.md that says how to do something: read what fits."
+    return f"{text}\n\n{_instructions(action_format)}" if instructions else text
+
+
+def _instructions(action_format: ActionFormat) -> str:
+    if action_format == "keys":
+        done = json.dumps({"commands": [], "task_complete": True})
+        return f"""<instructions>
+You work at a terminal of 80 columns and 24 lines, and see its screen after each reply. A reply is one JSON
+object:
+
+{json.dumps(EXAMPLE)}
+
+`keystrokes` are typed as they stand, \\n being Enter, or are the name of one key (C-c, Escape, Up).
+`duration` is how many seconds to wait for the screen at most. When the task is done, reply:
+
+{done}
+</instructions>"""
+    one = "one call of the tool `bash`" if action_format == "tool" else "one bash block"
+    return f"""<instructions>
+You solve the task by shell commands, and see what each prints before you give the next. Tests that you do not
+see decide. Every reply gives a reason, and then exactly {one}:
+
+{format_command("ls -la", action_format)}
+
+- Each command runs in a new shell: `cd` and variables do not last, files do; programs end with their command.
+- Nobody answers a prompt. A command that takes too long is killed.
+
+When you are done, submit:
+
+{format_command(f"echo {SENTINEL}", action_format)}
+</instructions>"""
+
+
+def render_end(id: str, reward: float, how: str, gate: str) -> str:
+    """The last observation."""
+    ended = f" The steps that follow were left out: {gate}." if gate else ""
+    return f'<episode instance_id="{id}" reward="{reward:g}">\n{how.capitalize()}.{ended}\n</episode>'

@@ -1,0 +1,116 @@
+"""Whether a task pays its own solution, and more than doing nothing; found out once and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import io
+import re
+import shlex
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from envsdk.base.store.atomic import make_folder, write_json_atomically
+from envsdk.base.store.cache import cache_folder
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.artifacts import Bounds
+from envsdk.envs.terminal.boxes import Boxes, resolved
+from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
+from envsdk.envs.terminal.harbor.rewards import NoReward, combined, scalar
+from envsdk.envs.terminal.session import Session
+
+_SHOWN = 1 << 16
+_DEFAULT_LIMIT_S = 3600.0
+_NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
+_SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
+"""A first line that a shell may as well leave out."""
+_validating: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
+
+
+def solution_command(task: HarborTask, stage: Stage, variables: Mapping[str, str]) -> str:
+    """A command that solves a stage: the text of solve.sh, or one that brings all files of the solution."""
+    if stage.solution is None:
+        return ""
+    env = resolved(task.config.solution.env, variables, f"{CONFIG}: solution.env")
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    files = [path for path in stage.solution.rglob("*") if path.is_file()]
+    text = (stage.solution / "solve.sh").read_text(encoding="utf-8", errors="surrogateescape")
+    is_plain = not text.startswith("#!") or _SHELL.match(text)
+    if len(files) == 1 and is_plain and not _NEEDS_ITS_FOLDER.search(text):
+        return (exports + _SHELL.sub("", text, count=1)).strip()
+    packed = base64.b64encode(_packed(stage.solution)).decode()
+    return f"{exports}mkdir -p /solution && base64 -d <<< {packed} | tar -xzC /solution && /solution/solve.sh"
+
+
+def _packed(folder: Path) -> bytes:
+    def runs(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mtime = 0
+        entry.mode |= 0o111 if entry.name.endswith("solve.sh") else 0
+        return entry
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=9, dereference=True) as tar:
+        tar.add(folder, arcname=".", filter=runs)
+    return out.getvalue()
+
+
+async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> None:
+    """Raises ConfigurationError: the task has a solution, and it is not paid, or nothing is paid as much."""
+    if not task.has_solution:
+        return
+    digest = await asyncio.to_thread(_digest, task.folder)
+    here = asyncio.get_running_loop(), digest
+    async with _validating.setdefault(here, asyncio.Lock()):
+        file = cache_folder() / "terminal" / "sound" / f"{digest}-{reward_key}.json"
+        if not file.is_file():
+            problem = await _problem(task, boxes, bounds, reward_key)
+            if problem:
+                raise ConfigurationError(f"{task.id} cannot be used: {problem}")
+            make_folder(file.parent)
+            write_json_atomically(file, {"id": task.id})
+
+
+async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
+    try:
+        solved = scalar(await play(task, boxes, bounds, solves=True), reward_key)
+    except NoReward as error:
+        return f"its own solution gets no reward: {error}"
+    try:
+        idle = scalar(await play(task, boxes, bounds, solves=False), reward_key)
+    except NoReward:
+        return ""
+    if solved <= idle:
+        return f"its own solution is paid {solved:g}, and doing nothing {idle:g}"
+    return ""
+
+
+async def play(task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool) -> Mapping[str, float]:
+    """The rewards of the task's own solution, or of doing nothing, over all of its stages.
+
+    Raises NoReward, SandboxError, ConfigurationError.
+    """
+    session, rewards = Session(boxes, task, task.stages[0]), []
+    try:
+        for number, stage in enumerate(task.stages):
+            if number:
+                await session.enter(stage)
+            if solves:
+                command = solution_command(task, stage, boxes.variables)
+                await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S, shown=_SHOWN)
+            rewards.append((await session.check(stage, bounds)).rewards)
+    finally:
+        await session.close()
+    return combined(rewards, task.strategy)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(
+                f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode(errors="surrogateescape")
+            )
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]

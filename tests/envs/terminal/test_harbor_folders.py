@@ -1,0 +1,250 @@
+"""Harbor's task folders: what is read of them, and what is refused by file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harbor_folders import write_task
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.harbor.config import Artifact, Mode, NetworkMode, TaskConfig, unknown_keys
+from envsdk.envs.terminal.harbor.folder import find_folders, instruction_in, read_folder
+from envsdk.envs.terminal.harbor.support import refusals, remarks
+
+OLD = """
+version = "1.0"
+[environment]
+memory = "2G"
+storage = "512M"
+allow_internet = false
+cpus = 0.5
+"""
+
+
+def test_a_task_of_schema_1_0_is_read_by_its_older_names(tmp_path: Path) -> None:
+    task = read_folder(write_task(tmp_path, {"task.toml": OLD}))
+    env = task.config.environment
+    assert (task.config.schema_version, env.memory_mb, env.storage_mb, env.cpus) == ("1.0", 2048, 512, 0.5)
+    (stage,) = task.stages
+    assert stage.network == (NetworkMode.NO_NETWORK, ())
+    assert (stage.name, stage.verifier.mode, stage.verifier.timeout_s) == ("", Mode.SHARED, 600.0)
+    assert (task.id, task.name, refusals(task)) == (tmp_path.name, tmp_path.name, [])
+
+
+STEPS = """
+multi_step_reward_strategy = "final"
+artifacts = ["/app/all"]
+[agent]
+timeout_sec = 60
+user = "someone"
+[verifier]
+env = {A = "1", B = "2"}
+timeout_sec = 5
+[[verifier.collect]]
+command = "first"
+[[steps]]
+name = "one"
+min_reward = 0.5
+artifacts = [{source = "/app/one", exclude = ["*.pyc"]}, "/app/all/inner"]
+agent = {timeout_sec = 7}
+[steps.verifier]
+env = {B = "3"}
+collect = [{command = "second"}]
+[[steps]]
+name = "two"
+min_reward = {speed = 2}
+verifier = {environment_mode = "separate", user = 0}
+"""
+
+
+def test_a_step_inherits_what_it_does_not_say(tmp_path: Path) -> None:
+    step_files = {
+        f"steps/{name}/{file}": text
+        for name in ("one", "two")
+        for file, text in (("instruction.md", f"Do {name}."), ("workdir/given", ""))
+    }
+    files = {"task.toml": STEPS, "steps/two/tests/Dockerfile": "FROM python:3.12", **step_files}
+    task = read_folder(write_task(tmp_path, files))
+    one, two = task.stages
+    assert (task.strategy, one.instruction, two.instruction) == ("final", "Do one.\n", "Do two.\n")
+    assert (one.timeout_s, two.timeout_s, one.user) == (7, 60, "someone")
+    assert (one.gates, two.gates) == ({"reward": 0.5}, {"speed": 2})
+    assert [hook.command for hook in one.collect] == ["first", "second"]
+    # Of artifacts that overlap, the first is taken; Harbor's own folder is always one.
+    assert [each.source for each in one.artifacts] == ["/logs/artifacts", "/app/all", "/app/one"]
+    assert one.verifier.env == {"A": "1", "B": "3"}
+    # A step's time limit has its own default, in Harbor too.
+    assert (one.verifier.timeout_s, one.verifier.mode, one.verifier.box) == (600.0, Mode.SHARED, None)
+    assert one.verifier.tests == (tmp_path / "tests",)
+    assert two.verifier.box is not None
+    assert two.verifier.box.context == tmp_path / "steps/two/tests"
+    assert (two.verifier.tests, two.verifier.user) == ((), 0), "the image has the tests"
+    assert not task.is_separate
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "image", "context", "tests"),
+    [
+        ('[verifier]\nenvironment_mode = "separate"', {}, None, "environment", ("tests",)),
+        ("[verifier.environment]\nmemory_mb = 9", {}, None, "environment", ("tests",)),
+        ('[verifier.environment]\ndocker_image = "v"', {}, "v", None, ()),
+        ("[verifier.environment]", {"tests/Dockerfile": "FROM x"}, None, "tests", ()),
+        (
+            '[environment]\ndocker_image = "a"\n[verifier]\nenvironment_mode = "separate"',
+            {"environment/Dockerfile": None, "environment/file": ""},
+            "a",
+            None,
+            ("tests",),
+        ),
+    ],
+)
+def test_a_separate_verifier_has_the_first_image_that_is_named(
+    tmp_path: Path,
+    toml: str,
+    files: dict[str, str | None],
+    image: str | None,
+    context: str | None,
+    tests: tuple[str, ...],
+) -> None:
+    (stage,) = read_folder(write_task(tmp_path, {"task.toml": toml, **files})).stages
+    box = stage.verifier.box
+    assert box is not None
+    assert (box.docker_image, box.context) == (image, None if context is None else tmp_path / context)
+    assert stage.verifier.tests == tuple(tmp_path / name for name in tests)
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "said"),
+    [
+        ("[environment]\ngpus = 2", {}, "task.toml: environment.gpus: 2: sandboxes have no GPU"),
+        (
+            '[environment]\ntpu = {type = "v6e", topology = "2x4"}',
+            {},
+            "task.toml: environment.tpu: sandboxes have no TPU",
+        ),
+        (
+            '[[environment.mcp_servers]]\nname = "m"\nurl = "http://m"',
+            {},
+            "task.toml: environment.mcp_servers: m: the agent has a shell",
+        ),
+        (
+            '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["PyPI.org."]',
+            {},
+            "task.toml: agent.network_mode: allowlist: no sandbox here opens single hosts (PyPI.org.)",
+        ),
+        ('artifacts = [{source = "/x", service = "db"}]', {}, "task.toml: artifacts.service: db"),
+        (
+            '[[verifier.collect]]\ncommand = "x"\nservice = "db"',
+            {},
+            "task.toml: verifier.collect.service: db",
+        ),
+        ("", {"environment/docker-compose.yaml": ""}, "environment/docker-compose.yaml: services beside"),
+        ("", {"trajectory.json": "{}"}, "trajectory.json: an agent's earlier conversation"),
+        ("", {"tests/.harborignore": "x"}, ".harborignore: files to be left out"),
+        ("[verifier.environment]\ngpus = 1", {}, "task.toml: verifier.environment.gpus: 1"),
+    ],
+)
+def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
+    tmp_path: Path, toml: str, files: dict[str, str], said: str
+) -> None:
+    (found,) = refusals(read_folder(write_task(tmp_path, {"task.toml": toml, **files})))
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"task.toml": None}, "task.toml: [Errno 2] No such file"),
+        ({"task.toml": "x ="}, "task.toml: Invalid value"),
+        ({"task.toml": 'schema_version = "1.5"'}, "schema_version '1.5': known are 1.0 to 1.4"),
+        ({"task.toml": "[agent]\ntimeout_sec = 'long'"}, "agent.timeout_sec: must be a number, not 'long'"),
+        ({"task.toml": "[environment]\nmemory = '2'"}, "environment: '2' is no size such as '2G'"),
+        ({"task.toml": "[environment]\nos = 'Windows'", "tests/test.sh": None}, "environment.os: windows"),
+        ({"task.toml": "[task]\nname = 'x'"}, "task.name: must match"),
+        ({"task.toml": "artifacts = ['/a/../b']"}, "artifacts[0]: source '/a/../b' must not hold `..`"),
+        ({"task.toml": "[[steps]]\nname = '../x'"}, "steps[0].name: '../x' is no name of a folder"),
+        ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'"}, "two steps are named 'a'"),
+        ({"task.toml": "[[steps]]\nname = 'a'"}, "steps/a/instruction.md: is missing"),
+        (
+            {"task.toml": "[verifier]\nenvironment_mode = 'shared'\nenvironment = {}"},
+            "environment_mode = 'shared' contradicts [verifier.environment]",
+        ),
+        ({"instruction.md": None}, "instruction.md: is missing"),
+        ({"tests/test.sh": None}, "tests/test.sh: is missing"),
+        (
+            {"environment/Dockerfile": None},
+            "environment/Dockerfile: is missing, and [environment] docker_image",
+        ),
+    ],
+)
+def test_a_mistake_of_the_author_is_named(tmp_path: Path, files: dict[str, str | None], said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        read_folder(write_task(tmp_path / "task", files))
+    assert said in str(error.value)
+    assert str(tmp_path / "task") in str(error.value)
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("")
+    folder = write_task(tmp_path / "task")
+    (folder / "tests/link").symlink_to("../../secret")
+    with pytest.raises(ConfigurationError, match="tests/link: is a link that leads out"):
+        read_folder(folder)
+
+
+def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
+    toml = "[agent]\nretries = 3\n[metadata]\nall = 1\n[[artifacts]]\nsource = '/x'\nmode = 7\n[extra]\na = 1"
+    task = read_folder(write_task(tmp_path, {"task.toml": toml}))
+    assert sorted(task.unknown) == ["agent.retries", "artifacts[0].mode", "extra"]
+    said = remarks(task, has_network=False)
+    assert "task.toml: agent.retries: is no key of Harbor's, and changes nothing" in said
+    assert any("network_mode: is public" in line for line in said)
+
+
+def test_canary_lines_are_not_shown_to_agents() -> None:
+    assert (
+        instruction_in("<!-- a CANARY b -->\n# canary guid\n\n# Title\n# canary\n") == "# Title\n# canary\n"
+    )
+
+
+def test_folders_are_found_at_any_depth_but_not_inside_of_another(tmp_path: Path) -> None:
+    for name in ("b/deep/two", "a", "a/tests/inner", ".hidden/x"):
+        write_task(tmp_path / name)
+    assert list(find_folders(tmp_path)) == [tmp_path / "a", tmp_path / "b/deep/two"]
+    assert list(find_folders(tmp_path / "a")) == [tmp_path / "a"]
+
+
+names = st.sampled_from(["a", "b", "c"])
+paths = st.lists(names, min_size=1, max_size=3).map("/".join)
+
+
+@given(st.lists(st.tuples(paths, paths | st.none())))
+def test_no_two_artifacts_share_a_place(entries: list[tuple[str, str | None]]) -> None:
+    named = [Artifact(source=f"/{source}", destination=destination) for source, destination in entries]
+    taken = TaskConfig(artifacts=named).artifacts_of(None)
+    places = [each.kept_at for each in taken]
+    assert all(
+        not one.is_relative_to(two) for i, one in enumerate(places) for j, two in enumerate(places) if i != j
+    )
+    # The first of them is always there, unless Harbor's own folder is in its way.
+    assert not named or named[0] in taken
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+keys = st.sampled_from([*TaskConfig.model_fields, "version", "x"])
+
+
+@given(st.dictionaries(keys, json_values, max_size=4))
+def test_any_table_is_read_or_refused_with_its_key(table: dict[str, object]) -> None:
+    try:
+        config = TaskConfig.model_validate(table)
+    except ValidationError:
+        return
+    assert set(unknown_keys(config)) >= {key for key in table if key == "x"}

@@ -1,0 +1,276 @@
+"""The Terminal environment: episodes, steps, limits, formats and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harbor_folders import write_task
+from terminal_episodes import make, play, solve
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.boxes import BoxBroken, resolved
+from envsdk.envs.terminal.env import SUBMIT_COMMAND, TerminalEnv
+from envsdk.envs.terminal.harbor.rewards import NoReward
+from envsdk.envs.terminal.notes import notes
+from envsdk.envs.terminal.replies import MAX_WAIT_S, format_command, read_keys
+from envsdk.envs.terminal.task_list import folder_of, read_tasks, split_of, task_list
+from envsdk.rewards.sandbox import SandboxError
+from tests.by_day import by_day
+
+SHIPPED = [task.id for task in task_list(None, "all").tasks]
+DONE = '{"commands": [], "task_complete": true}'
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", by_day([SHIPPED.index("train/notes_in_steps")], range(len(SHIPPED))))
+async def test_a_shipped_task_pays_its_solution_and_nothing_else(number: int) -> None:
+    env = make(None)
+    paid, info = await solve(env, number)
+    assert (paid, info["success"]) == (1.0, True), info
+    _, paid, info = await play(env, task=number)
+    assert (paid, info["success"]) == (0.0, False), info
+    await env.close()
+
+
+def test_the_shipped_tasks_are_of_many_kinds() -> None:
+    tasks = task_list(None, "all").tasks
+    assert len(tasks) >= 12
+    assert {task.config.schema_version for task in tasks} >= {"1.0", "1.1", "1.2", "1.3", "1.4"}
+    assert len({task.config.metadata["category"] for task in tasks}) >= 9
+    assert sum(task.is_separate for task in tasks) >= 10
+    assert {task.strategy for task in tasks if len(task.stages) > 1} == {"mean", "final"}
+    train, held_out = ({task.id for task in task_list(None, split).tasks} for split in ("train", "held_out"))
+    assert train | held_out == set(SHIPPED)
+    assert not train & held_out
+
+
+@pytest.mark.asyncio
+async def test_an_episode_shows_the_task_then_outputs_then_how_it_was_checked(tmp_path: Path) -> None:
+    env = make(write_task(tmp_path, {"instruction.md": "# canary\nSay hello."}))
+    observation, info = await env.reset(seed=0)
+    assert observation.startswith("<task>\nSay hello.\n</task>\n\n<instructions>")
+    assert info == {"instance_id": tmp_path.name, "checked": "checked in place"}
+    observation, reward, *_ = await env.step("```bash\npwd; exit 3\n```")
+    assert (observation, reward) == ("<returncode>3</returncode>\n<output>\n/app\n</output>", 0.0)
+    observation, reward, *_, info = await env.step("no command")
+    assert "Nothing was run" in observation
+    assert info["metrics"]["action_is_valid"] == 0.0
+    observation, reward, terminated, truncated, info = await env.step(format_command(SUBMIT_COMMAND, "bash"))
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert observation == (
+        f'<episode instance_id="{tmp_path.name}" reward="1">\nChecked in place.\n</episode>'
+    )
+    assert info["details"]["verdict"] == "checked in place"
+    assert info["rewards"] == {"reward": 1.0}
+    assert (await env.step("more"))[1:4] == (0.0, True, False)
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_at_the_limit_what_was_left_is_checked(tmp_path: Path) -> None:
+    test = "[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt"
+    env = make(write_task(tmp_path, {"tests/test.sh": f"#!/bin/bash\n{test}"}), max_steps=2)
+    await env.reset(seed=0)
+    await env.step(format_command("touch /app/x", "bash"))
+    _, reward, terminated, truncated, info = await env.step(format_command("true", "bash"))
+    assert (reward, terminated, truncated, info["metrics"]["submitted"]) == (1.0, False, True, 0.0)
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_a_step_whose_time_is_over_is_checked(tmp_path: Path) -> None:
+    env = make(write_task(tmp_path, {"task.toml": "[agent]\ntimeout_sec = 1.5"}))
+    await env.reset(seed=0)
+    _, reward, terminated, truncated, _ = await env.step(format_command("sleep 60", "bash"))
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    await env.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("true", "neither /logs/verifier/reward.json nor"),
+        ("touch /logs/verifier/reward.txt", "it is empty"),
+        ("echo nan > /logs/verifier/reward.txt", "not a finite number"),
+        ("mkdir /logs/verifier/reward.json", "not a regular file"),
+        ("echo 1 > /logs/verifier/reward.txt; sleep 60", "the verifier was ended by its timeout"),
+    ],
+)
+async def test_a_verifier_that_breaks_is_never_scored(tmp_path: Path, test: str, said: str) -> None:
+    files = {"task.toml": "[verifier]\ntimeout_sec = 2", "tests/test.sh": f"#!/bin/bash\n{test}\n"}
+    env = make(write_task(tmp_path, files))
+    with pytest.raises(NoReward, match=said):
+        await play(env)
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_a_verifiers_box_that_fails_is_never_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make(write_task(tmp_path, {"task.toml": '[verifier]\nenvironment_mode = "separate"'}))
+    await env.reset(seed=0)
+    await env.step(format_command("true", "bash"))
+
+    async def breaks(*_: object, **__: object) -> None:
+        raise SandboxError("no more sandboxes")
+
+    monkeypatch.setattr("envsdk.envs.terminal.boxes.build_image", breaks)
+    with pytest.raises(SandboxError, match="no more sandboxes"):
+        await env.step(format_command(SUBMIT_COMMAND, "bash"))
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_a_box_that_is_not_healthy_is_the_tasks_fault(tmp_path: Path) -> None:
+    check = "[environment.healthcheck]\ncommand = 'echo too bad; false'\ninterval_sec = 0.01\nretries = 2"
+    env = make(write_task(tmp_path, {"task.toml": check}))
+    with pytest.raises(BoxBroken, match=r"environment.healthcheck: failed 2 times: too bad"):
+        await play(env)
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_a_box_has_what_its_task_says(tmp_path: Path) -> None:
+    toml = """
+[environment]
+workdir = "/srv"
+env = {A = "${A_OF_HOST:-one}", B = "${B_OF_HOST}"}
+skills_dir = "/skills"
+[verifier]
+env = {WANTED = "one two"}
+"""
+    test = '#!/bin/bash\n[ "$WANTED" = "$(cat /srv/said)" ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
+    folder = write_task(tmp_path, {"task.toml": toml, "tests/test.sh": test})
+    env = make(folder, variables={"B_OF_HOST": "two"})
+    observation, _ = await env.reset(seed=0)
+    assert "Each folder in /skills has a SKILL.md" in observation
+    _, paid, _ = await play(env, 'echo "$A $B" > said')
+    assert paid == 1.0
+    await env.close()
+    env = make(folder)
+    with pytest.raises(
+        ConfigurationError, match=r"environment.env.B: needs the variable B_OF_HOST: give it in"
+    ):
+        await play(env, "true")
+
+
+@pytest.mark.asyncio
+async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    with pytest.raises(ConfigurationError, match="its own solution is paid 1, and doing nothing 1"):
+        await play(make(task, validate=True))
+    write_task(task, {"tests/test.sh": "#!/bin/bash\ntrue\n"})
+    with pytest.raises(ConfigurationError, match="its own solution gets no reward: neither"):
+        await play(make(task, validate=True))
+    test = "#!/bin/bash\n[ -e /app/x ] && echo 1 > /logs/verifier/reward.txt\n"
+    write_task(task, {"solution/solve.sh": "touch /app/x", "tests/test.sh": test})
+    _, paid, _ = await play(make(task, validate=True), "touch /app/x")
+    assert paid == 1.0
+
+
+@pytest.mark.asyncio
+async def test_a_solution_of_several_files_brings_them_along(tmp_path: Path) -> None:
+    files = {
+        "solution/solve.sh": '#!/bin/bash\ncp "$(dirname "$0")/given" /app/x',
+        "solution/given": "content",
+        "tests/test.sh": "#!/bin/bash\ngrep -q content /app/x && echo 1 > /logs/verifier/reward.txt\n",
+    }
+    paid, _ = await solve(make(write_task(tmp_path, files)), 0)
+    assert paid == 1.0
+
+
+def test_a_folder_is_a_list_with_splits(tmp_path: Path) -> None:
+    for name in ("train/a", "validation/b", "c", "d", "e", "f", "g", "h"):
+        write_task(tmp_path / name)
+    write_task(tmp_path / "bad", {"task.toml": "[environment]\ngpus = 1"})
+    with pytest.raises(
+        ConfigurationError, match=r"1 of 9 tasks cannot be played .*\n  bad: task.toml: environment.gpus"
+    ):
+        task_list(str(tmp_path))
+    every = {task.id for task in task_list(str(tmp_path), skips_refused=True).tasks}
+    assert every == {"train/a", "validation/b", "c", "d", "e", "f", "g", "h"}
+    train = {task.id for task in task_list(str(tmp_path), "train", skips_refused=True).tasks}
+    held_out = {task.id for task in task_list(str(tmp_path), "held_out", skips_refused=True).tasks}
+    assert train | held_out == every
+    assert ("train/a" in train, "validation/b" in held_out) == (True, True)
+    assert sum(split_of(f"task-{number}") == "held_out" for number in range(1000)) == pytest.approx(
+        200, abs=50
+    )
+    (one,) = task_list(str(tmp_path), instance_ids=("c",)).tasks
+    assert one.id == "c"
+    with pytest.raises(ConfigurationError, match=r"has no bad\n  bad: task.toml: environment.gpus"):
+        task_list(str(tmp_path), instance_ids=("bad",))
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        folder_of(str(tmp_path / "none"))
+    said = notes(data=str(tmp_path), skip_refused=True)
+    assert any("shared: the agent can reach what checks it (8 tasks)" in line for line in said)
+    assert any("1 tasks are left out" in line for line in said)
+
+
+def test_a_data_set_by_name_is_downloaded_once_by_the_command_harbor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_task(tmp_path / "source/task").parent
+    command = tmp_path / "bin/harbor"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n'
+        '[ "$2" = org/set@1 ] || { echo "no such data set" >&2; exit 1; }\n'
+        f'mkdir -p "$5" && cp -r {source} "$5/set"\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("ENVSDK_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        tasks, refused = read_tasks(folder_of("org/set@1"))
+        assert ([task.id for task in tasks], refused) == (["set/task"], {})
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+    with pytest.raises(ConfigurationError, match="harbor download says: no such data set"):
+        folder_of("org/other")
+
+
+def test_the_environments_of_this_process_is_not_shown_to_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    with pytest.raises(ConfigurationError, match="needs the variable SECRET"):
+        resolved({"A": "${SECRET}"}, {}, "task.toml: environment.env")
+    assert resolved({"A": "${SECRET:-y}", "B": "$SECRET"}, {}, "") == {"A": "y", "B": "$SECRET"}
+
+
+def test_wrong_keywords_are_refused_with_what_is_known() -> None:
+    with pytest.raises(ValueError, match="limits: 'memory' is none; known are processes, memory_mb"):
+        TerminalEnv(limits={"memory": 3})
+    with pytest.raises(ValueError, match="action_format: must be one of bash, tool, keys"):
+        TerminalEnv(action_format="words")
+
+
+@pytest.mark.parametrize(
+    "reply", ["", "{", "[]", '{"commands": 3}', '{"commands": [{"keystrokes": 1}]}', "{} {}", "{" * 10**5]
+)
+def test_a_reply_without_keys_types_nothing(reply: str) -> None:
+    typed, note = read_keys(reply)
+    assert typed is None
+    assert "Nothing was typed" in note
+
+
+def test_keys_are_typed_as_they_stand_or_by_name() -> None:
+    commands = [
+        {"keystrokes": "ls -la\ncd /\n", "duration": 0.1},
+        {"keystrokes": "C-c"},
+        {"keystrokes": "x", "duration": 999},
+    ]
+    typed, note = read_keys(f"First look.\n{json.dumps({'commands': commands})}\nThen go on.")
+    assert note == ""
+    assert typed is not None
+    assert typed.strokes == (
+        (("ls -la", "Enter", "cd /", "Enter"), 0.1),
+        (("C-c",), 1.0),
+        (("x",), MAX_WAIT_S),
+    )
+    assert not typed.is_done
+    done, _ = read_keys(DONE)
+    assert done is not None
+    assert done.is_done

@@ -1,0 +1,42 @@
+"""Whole runs with real sandboxes: evaluation by the oracle, and the training example."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envsdk.base.store.trajectories import read_trajectories
+from envsdk.envs.terminal.task_list import task_list
+from envsdk.evaluate import evaluate
+
+
+@pytest.mark.slow
+def test_the_oracle_solves_every_shipped_task() -> None:
+    num_tasks = len(task_list(None, "all"))
+    evaluation = evaluate("Terminal", policy="oracle", num_episodes=num_tasks, overrides=["split=all"])
+    failed = [each.failure or each.final_observation for each in evaluation.trajectories if not each.success]
+    assert failed == []
+    assert len({each.final_observation.split('"')[1] for each in evaluation.trajectories}) == num_tasks
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.timeout(900)
+def test_the_example_trains(tmp_path: Path) -> None:
+    short = ("max_steps=2", "eval_steps=2", "warm_start.num_episodes=16", "warm_start.epochs=1")
+    done = subprocess.run(
+        [sys.executable, "-m", "envsdk.train", "agentic_terminal_async.yaml", *short],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = sorted((tmp_path / "runs/agentic_terminal_async/trajectories").glob("step_*.parquet"))
+    trajectories = [each for file in files for each in read_trajectories(file)]
+    assert len(trajectories) == 32
+    assert not any(each.failure for each in trajectories)
