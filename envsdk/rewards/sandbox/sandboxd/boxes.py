@@ -61,6 +61,8 @@ class Box:
     is_snapshot: bool = False
     names: tuple[str, ...] = ()
     """Of a snapshot."""
+    source: str | None = None
+    """Of which sandbox it is a fork."""
     idempotency_key: str | None = None
     access_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     started_at: float = field(default_factory=time.time)
@@ -205,6 +207,27 @@ class Boxes:
     async def kill(self, box: Box) -> None:
         await self._end(box)
 
+    async def fork(
+        self, box: Box, timeout_s: int | None, *, keeps: bool = False, name: str | None = None
+    ) -> Box:
+        """A new one with the files of another; `keeps`: a snapshot, until its token's lifetime ends."""
+        if keeps:
+            timeout_s = self.settings.tokens[box.owner].lifetime_s
+        made = Box(
+            id=secrets.token_hex(10),
+            owner=box.owner,
+            template=box.template,
+            image=box.image,
+            limits=box.limits,
+            metadata=box.metadata,
+            env=box.env,
+            pauses=box.pauses and not keeps,
+            is_snapshot=keeps,
+            names=(name,) if name else (),
+            source=box.id,
+        )
+        return await self._start(made, timeout_s, box)
+
     def _snapshot(self, token: str, name: str) -> Box | None:
         for box in self.of(token):
             if box.is_snapshot and (box.id == name or name in box.names):
@@ -229,15 +252,19 @@ class Boxes:
             if isinstance(error, ConfigurationError):
                 raise Refused(400, str(error)) from error
             if isinstance(error, (EnvsdkError, OSError)):
-                raise Refused(500, f"the sandbox could not be started: {error}") from error
+                raise Refused(500 if source is None else 409, f"{box.id} could not start: {error}") from error
             raise
         box.guest = Guest(box.sandbox, folder, self._starts)
-        if not box.is_snapshot:
-            self._arm(box)
+        self._arm(box)
         return box
 
     async def _sandbox(self, box: Box, folder: Path, source: Box | None) -> Sandbox:
         binds = {CODE: folder.parent / "code", DOOR: folder}
+        if source is not None:
+            assert source.guest is not None
+            assert source.sandbox is not None
+            async with source.guest.at_rest():
+                return await source.sandbox.fork(binds=binds)
         return await self._backend.start(replace(box.image, binds=binds), limits=box.limits)
 
     def _check_place(self, box: Box, quota: Token) -> None:

@@ -45,6 +45,10 @@ MAX_FRAME = 1 << 20
 MAX_UNTAKEN = 1 << 20
 """Bytes of input on their way to one process."""
 GONE_S = 10.0
+KILLED = 128 + signal.SIGKILL
+"""A shell's code, whose command was killed."""
+LIMIT_LOOK_S = 0.3
+"""More than sandboxes take to notice that a process was killed for lack of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Running:
     exited: Exited | None = None
     started: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     untaken: int = 0
+    was_signaled: bool = False
+    """By a client."""
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _followers: list[asyncio.Queue[tuple[Event, list[int]]]] = field(default_factory=list)
     _unread: int = 0
@@ -191,6 +197,7 @@ class Running:
 
     def signal(self, which: int) -> None:
         """Send a signal to it and its children."""
+        self.was_signaled = True
         self.guest.send(wire.SIGNAL, self.number, bytes([which]))
 
     def resize(self, columns: int, rows: int) -> None:
@@ -225,7 +232,8 @@ class Guest:
     _held: asyncio.Task[ExecResult] | None = None
     _reading: asyncio.Task[None] | None = None
     _writer: asyncio.StreamWriter | None = None
-    _printed: int = 0
+    _passed: ExecEnd | None = None
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(
         self,
@@ -272,13 +280,27 @@ class Guest:
     def signal_all(self, which: int) -> None:
         self.send(wire.SIGNAL_ALL, 0, bytes([which]))
 
-    async def stop(self) -> None:
-        """End everything inside; files stay. The next call starts anew."""
+    async def stop(self, limit: ExecEnd | None = None) -> None:
+        """End everything inside, for this reason; files stay. The next call starts anew."""
+        self._passed = limit
         if self._held is not None:
             self._held.cancel()
             await asyncio.wait({self._held})
         if self._reading is not None:
             await asyncio.wait({self._reading})
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Nothing runs inside, and nothing starts, until the block ends.
+
+        Raises SandboxError: a client's process is running.
+        """
+        async with self._lock:
+            if running := self.processes():
+                pids = ", ".join(str(each.pid) for each in running)
+                raise SandboxError(f"processes {pids} run, and only files can be kept: end them first")
+            await self.stop()
+            yield
 
     async def _start(self, asked: Mapping[str, Any], tag: str | None) -> Running:
         async with self._lock:
@@ -336,7 +358,8 @@ class Guest:
             await asyncio.wait({held}, timeout=GONE_S)
             held.cancel()
             await asyncio.wait({held})
-            exited = Exited(-signal.SIGKILL, _limit(held))
+            exited = Exited(-signal.SIGKILL, self._passed or _limit(held))
+            self._passed = None
             lost, self.running = list(self.running.values()), {}
             self.watchers.clear()
             for each in lost:
@@ -360,8 +383,19 @@ class Guest:
         elif kind == wire.TAKEN:
             running.took(int(payload))
         elif kind == wire.ENDED:
-            del self.running[number]
-            running.tell(Exited(int(payload)))
+            task = asyncio.ensure_future(self._ended(running, int(payload)))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _ended(self, running: Running, code: int) -> None:
+        """Tell a process's end, and the limit that has ended it, or that it has passed."""
+        if code in (-signal.SIGKILL, KILLED) and not running.was_signaled:
+            # For lack of memory the kernel kills one process; the sandbox's watch ends all, a moment later.
+            await asyncio.sleep(LIMIT_LOOK_S)
+        elif "argv" in running.asked and await self.sandbox.is_full():
+            await self.stop(ExecEnd.DISK_LIMIT)
+        if self.running.pop(running.number, None) is not None:
+            running.tell(Exited(code))
 
 
 def _limit(held: asyncio.Task[ExecResult]) -> ExecEnd | None:

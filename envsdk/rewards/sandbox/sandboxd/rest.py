@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl, unquote
@@ -84,6 +84,10 @@ class Rest:
             ("POST", f"{one}/timeout", self._set_timeout),
             ("POST", f"{one}/refreshes", self._refresh),
             ("POST", f"{one}/pause", self._pause),
+            ("POST", f"{one}/fork", self._fork),
+            ("POST", f"{one}/snapshots", self._snapshot),
+            ("GET", "/snapshots", self._snapshots),
+            ("DELETE", "/templates/{id:path}", self._delete_snapshot),
             ("GET", f"{one}/metrics", self._metrics),
             ("GET", "/envsdk/places", self._places),
         ]
@@ -141,13 +145,18 @@ class Rest:
         query = request.query_params
         found = [box for box in self._boxes.of(token) if not box.is_snapshot and _matches(box, query)]
         found.sort(key=lambda box: box.started_at, reverse=query.get("order", "desc") != "asc")
+        return self._page(request, [_detail(box) for box in found])
+
+    @staticmethod
+    def _page(request: Request, found: Sequence[dict[str, Any]]) -> Response:
+        query = request.query_params
         try:
             start, most = int(query.get("nextToken") or 0), int(query.get("limit") or MAX_PAGE)
         except ValueError:
             raise Refused(400, "nextToken, limit: a number each") from None
         page = found[max(0, start) :][: max(1, min(most, MAX_PAGE))]
         headers = {NEXT_TOKEN: str(start + len(page))} if start + len(page) < len(found) else {}
-        return JSONResponse([_detail(box) for box in page], headers=headers)
+        return JSONResponse(page, headers=headers)
 
     async def _get(self, request: Request, token: str) -> Response:
         return JSONResponse(_detail(self._box(request, token)))
@@ -173,6 +182,37 @@ class Rest:
         await self._boxes.pause(box)
         return Response(status_code=204)
 
+    async def _fork(self, request: Request, token: str) -> Response:
+        box, asked = self._box(request, token), await _body(request, Fork)
+        answers: list[dict[str, Any]] = []
+        for _ in range(asked.count):
+            try:
+                answers.append({"sandbox": self._started(await self._boxes.fork(box, asked.timeout))})
+            except Refused as refused:
+                answers.append({"error": {"code": refused.status, "message": refused.message}})
+        return JSONResponse(answers, status_code=201)
+
+    async def _snapshot(self, request: Request, token: str) -> Response:
+        box, asked = self._box(request, token), await _body(request, Snapshot)
+        return JSONResponse(
+            _kept(await self._boxes.fork(box, None, keeps=True, name=asked.name)), status_code=201
+        )
+
+    async def _snapshots(self, request: Request, token: str) -> Response:
+        query = request.query_params
+        found = [
+            _kept(box)
+            for box in self._boxes.of(token)
+            if box.is_snapshot
+            and query.get("sandboxID") in (None, box.source)
+            and query.get("name") in (None, "", *box.names)
+        ]
+        return self._page(request, found)
+
+    async def _delete_snapshot(self, request: Request, token: str) -> Response:
+        await self._boxes.kill(self._boxes.get(token, request.path_params["id"], snapshot=True))
+        return Response(status_code=204)
+
     async def _metrics(self, request: Request, token: str) -> Response:
         self._box(request, token)
         return JSONResponse([])
@@ -189,6 +229,10 @@ class Rest:
             "envdAccessToken": box.access_token,
             "domain": self._boxes.settings.domain,
         }
+
+
+def _kept(box: Box) -> dict[str, Any]:
+    return {"snapshotID": box.id, "names": list(box.names)}
 
 
 def refusal(refused: Refused) -> Response:

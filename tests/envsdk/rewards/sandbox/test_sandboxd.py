@@ -24,31 +24,17 @@ from e2b import (
 )
 
 from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
-from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
+from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OURS, THEIRS = "e2b_" + "0" * 40, "e2b_" + "1" * 40
 Open = Callable[..., Awaitable[AsyncSandbox]]
-
-
-def access(server: SandboxServer, key: str = OURS) -> dict[str, str]:
-    return {"api_key": key, "api_url": server.url, "sandbox_url": server.url}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxServer]:
-    folder = tmp_path_factory.mktemp("sandboxd")
-    settings = ServerSettings(
-        backend_settings={"state_dir": folder / "sandboxes"},
-        state_dir=folder / "server",
-        tokens={"ours": {"token": OURS, "sandboxes": 16}, "theirs": {"token": THEIRS, "sandboxes": 1}},
-    )
-    server = SandboxServer(settings)
-    await server.start()
-    yield server
-    await server.close()
-    assert list((folder / "sandboxes").iterdir()) == list((folder / "server").iterdir()) == []
+    async with sandbox_server(tmp_path_factory.mktemp("sandboxd")) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(loop_scope="module")

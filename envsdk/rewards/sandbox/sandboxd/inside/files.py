@@ -20,8 +20,14 @@ MAX_ENTRIES = 10_000
 """Of one list."""
 
 
-def answered(name: str, arguments: dict[str, Any]) -> int:
+HOME = "/"
+"""Folder of relative paths. Commands may have closed or removed it, so it is no process's own."""
+
+
+def answered(name: str, workdir: str, arguments: dict[str, Any]) -> int:
     """The exit code of one call on files. What fails is told on standard error, as JSON."""
+    global HOME
+    HOME = workdir
     try:
         answer = CALLS[name](**arguments)
         if answer is not None:
@@ -66,7 +72,7 @@ def entry(path: str) -> dict[str, Any]:
 def absolute(path: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = "." + path[1:]
-    return os.path.normpath(os.path.join(os.getcwd(), path))
+    return os.path.normpath(os.path.join(HOME, path))
 
 
 def list_folder(path: str, depth: int) -> list[dict[str, Any]]:

@@ -322,10 +322,10 @@ def become(asked: dict[str, Any], workdir: str, ends: list[int], says: int) -> N
             import termios
 
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        os.chdir(os.path.join(workdir, asked.get("cwd") or ""))
         if "call" in asked:
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os._exit(answered(asked["call"], asked["arguments"]))
+            os._exit(answered(asked["call"], workdir, asked["arguments"]))
+        os.chdir(os.path.join(workdir, asked.get("cwd") or ""))
         os.environ.update(asked["env"])
         os.execvp(asked["argv"][0], asked["argv"])
     except BaseException as error:  # noqa: BLE001 - it must never go on as its parent
