@@ -293,6 +293,15 @@ async def test_nothing_inside_can_take_the_first_process_s_place(sandbox: AsyncS
     assert result.stdout.split() == ["FileNotFoundError", "PermissionError"]
 
 
+async def test_a_first_process_that_is_stopped_is_replaced(
+    sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsdk.rewards.sandbox.sandboxd.guest.GONE_S", 0.2)
+    with pytest.raises(TimeoutException):
+        await sandbox.commands.run("kill -STOP $PPID; sleep 1000", timeout=0.5)
+    assert (await sandbox.commands.run("pgrep sleep || echo well")).stdout == "well\n"
+
+
 async def test_the_end_of_the_first_process_is_the_commands_doing(sandbox: AsyncSandbox) -> None:
     assert await why_ended(sandbox.commands.run("kill -9 -1; sleep 1000")) == "signal: killed"
     assert (await sandbox.commands.run("echo well")).stdout == "well\n"
