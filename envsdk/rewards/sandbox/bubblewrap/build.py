@@ -22,7 +22,7 @@ from envsdk.rewards.sandbox.images.dockerfile import Copy, MakeFolder, Run, Stag
 from envsdk.rewards.sandbox.threads import in_thread
 
 MAX_COPY_BYTES = 2 << 30
-"""Of one COPY from another stage."""
+"""Limit of one COPY from another stage."""
 _COPIED = "/tmp/.envsdk-copied"
 _UNPACK = """\
 umask 022
@@ -118,7 +118,8 @@ class _Builder:
             self._check(result, stage.line, "USER")
             user = result.output.strip()
         root = replace(root, user=0 if user == "root" else int(user))
-        return replace(image, root=root, workdir=stage.settings.workdir)
+        settings = stage.settings
+        return replace(image, root=root, env=settings.env, workdir=settings.workdir, network=False)
 
     async def _image(self, base: int | str, line: int) -> Image:
         if isinstance(base, int):

@@ -17,6 +17,7 @@ from typing import IO
 from e2b_dockerfile_utils import PatternMatcher
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.dockerfile import Copy, is_pattern
 
 
@@ -128,7 +129,7 @@ class Context:
 
 
 def digest_of(entries: Iterable[Entry]) -> str:
-    """Of names, kinds, modes and contents; times do not count."""
+    """Digest of names, kinds, modes and contents; times do not count."""
     total = hashlib.sha256()
     for entry in entries:
         total.update(repr((entry.name, entry.permissions, entry.content)).encode("utf-8", "surrogateescape"))
@@ -142,6 +143,14 @@ def digest_of(entries: Iterable[Entry]) -> str:
         else:
             total.update(b"folder")
     return total.hexdigest()
+
+
+def digest_of_build(build: Build) -> str:
+    """Digest of all that the image may depend on."""
+    context = Context.open(build.context, build.dockerfile)
+    everything = context.entries(Copy(line=0, sources=(".",), files={}, target="/"))
+    given = (build.dockerfile.read_bytes(), build.target, sorted(build.args.items()), digest_of(everything))
+    return hashlib.sha256(repr(given).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def write_archive(entries: Iterable[Entry], target: IO[bytes], *, unpacks: bool = False) -> None:

@@ -307,7 +307,7 @@ class _Reader:
         return "/" + "/".join(parts)
 
     def _number_of(self, stage: str) -> int | None:
-        """Of an earlier stage, the last of this name."""
+        """The earlier stage of this name, the last such; or of this number."""
         for number, earlier in reversed([*enumerate(self.stages)]):
             if earlier.name == stage.lower():
                 return number
