@@ -181,6 +181,8 @@ async def test_sandboxes_are_listed_by_metadata_and_in_pages(
 
 async def test_a_paused_sandbox_stands_still(server: SandboxServer, sandbox: AsyncSandbox) -> None:
     handle = await sandbox.commands.run("read; echo got $REPLY", background=True, stdin=True)
+    with pytest.raises(SandboxException, match="keeps its processes"):
+        await sandbox.pause(mode="filesystem")
     assert await sandbox.pause()
     assert not await sandbox.pause()
     assert (await sandbox.get_info()).state is SandboxState.PAUSED
