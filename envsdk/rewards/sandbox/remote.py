@@ -209,9 +209,10 @@ class RemoteSandbox(ShellSandbox):
             kills_before, self._kills = self._kills, await self.container.memory_kills()
             if self._kills > kills_before:
                 return ExecEnd.OUT_OF_MEMORY
-        if await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20:
-            return ExecEnd.DISK_LIMIT
-        return ExecEnd.EXIT
+        return ExecEnd.DISK_LIMIT if await self.is_full() else ExecEnd.EXIT
+
+    async def is_full(self) -> bool:
+        return await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20
 
     async def _clean_up(self, user: str | None) -> None:
         """Kill what a command that was cut off has left; a container in which that fails is removed."""
@@ -242,7 +243,7 @@ class RemoteSandbox(ShellSandbox):
             f"trap 'rm -rf {scratch}' EXIT\n"
             + scripts.diff_script(f"{scratch}/.git", scratch, self._bound_below(self.image.workdir))
         )
-        async with _packed(repository.parent, ".git", ".git") as archive:
+        async with packed(repository.parent, ".git", ".git") as archive:
             yield script, archive
 
     async def snapshot(self) -> Snapshot:
@@ -268,7 +269,7 @@ class RemoteSandbox(ShellSandbox):
         folder, name, as_name, place = _parts(source, target)
         bound = self._bound_below(target)
         script = _LAY_FOLDER if name == "." else _LAY_FILE
-        async with _packed(folder, name, as_name, bound) as archive:
+        async with packed(folder, name, as_name, bound) as archive:
             argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
             ended = await self.container.shell(
                 Shell(argv=argv, stdin=archive, timeout_s=self.own_work_timeout_s, max_output=1 << 20)
@@ -338,8 +339,13 @@ class RemoteBackend(ABC):
         except (SandboxError, asyncio.CancelledError):
             await sandbox.close()
             raise
-        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        self._keep(sandbox)
         return sandbox
+
+    def _keep(self, sandbox: RemoteSandbox) -> None:
+        """Close it with the others."""
+        others = (other for other in self._sandboxes if not other.is_closed and other is not sandbox)
+        self._sandboxes = [*others, sandbox]
 
 
 def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:
@@ -356,7 +362,7 @@ def _as_pattern(path: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _packed(
+async def packed(
     folder: Path, name: str, as_name: str, without: Sequence[str] = ()
 ) -> AsyncIterator[IO[bytes]]:
     """A tar archive of `folder/name`, of no owner."""

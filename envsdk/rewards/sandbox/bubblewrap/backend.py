@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import CopiedState, OverlayState, Owner, State, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.state import (
+    CopiedState,
+    OverlayState,
+    Owner,
+    SharedLayers,
+    State,
+    owned_copy,
+)
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.trees import Trees
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
@@ -162,6 +169,7 @@ class BubblewrapBackend:
             seccomp=filters.get(False),
             seccomp_own_root=filters.get(True),
             watch=Watch(),
+            layers=SharedLayers(lease.folder),
         )
         trees = Trees(lease.folder, owner, self.settings.kept_trees)
         groups = await asyncio.to_thread(cgroups.find_root)
@@ -243,6 +251,7 @@ class BubblewrapBackend:
             cgroup=_cgroup(prepared, name, limits),
             give_back=give_back,
             own_root=own_mounts(image, image.root, binds) if image.root is not None else (),
+            another=partial(self._start, prepared),
         )
 
     def _make(
