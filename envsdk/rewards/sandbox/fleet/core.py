@@ -22,9 +22,7 @@ from collections.abc import Hashable, Iterable
 from envsdk.rewards.sandbox.fleet.parts import (
     UP,
     Command,
-    FleetConfig,
     Host,
-    HostConfig,
     Kind,
     News,
     Refuse,
@@ -32,6 +30,7 @@ from envsdk.rewards.sandbox.fleet.parts import (
     SandboxState,
 )
 from envsdk.rewards.sandbox.fleet.plan import refuse_late, settle
+from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
 from envsdk.rewards.sandbox.fleet.state import FleetState
 
 _HELD = frozenset({SandboxState.LEASED, SandboxState.LOST})
@@ -40,15 +39,15 @@ _HELD = frozenset({SandboxState.LEASED, SandboxState.LOST})
 class FleetCore:
     """Owner: the shell that has the backends. Events of a sandbox that is gone are ignored.
 
-    core = FleetCore([HostConfig(name="a"), HostConfig(name="b")])
+    core = FleetCore([HostSettings(name="a"), HostSettings(name="b")])
     commands = core.request(0, kind)        # [Start(0, "a", kind)]
     commands = core.started(0)              # [Lease(0, 0, False)]
     commands = core.given_back(0)           # [End(0)]
     commands = core.ended(0)                # []
     """
 
-    def __init__(self, hosts: Iterable[HostConfig], config: FleetConfig | None = None) -> None:
-        self._config = config or FleetConfig()
+    def __init__(self, hosts: Iterable[HostSettings], config: FleetLimits | None = None) -> None:
+        self._config = config or FleetLimits()
         self._state = FleetState(self._config, {host.name: Host(host) for host in hosts})
         self._is_closed = False
 
@@ -148,7 +147,7 @@ class FleetCore:
         if host in self._state.hosts:
             self._state.hosts[host].heard_at_s = self._state.now_s
 
-    def add(self, host: HostConfig) -> list[Command]:
+    def add(self, host: HostSettings) -> list[Command]:
         """A host joins, or one that is drained comes back."""
         known = self._state.hosts.setdefault(host.name, Host(host))
         known.config, known.is_draining = host, False

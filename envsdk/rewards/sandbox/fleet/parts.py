@@ -1,4 +1,4 @@
-"""What the fleet's core is configured with, tells its shell, and remembers."""
+"""What the fleet's core tells its shell, and what it remembers."""
 
 from __future__ import annotations
 
@@ -8,33 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
+
 _MAX_DOUBLINGS = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
-    """How a fleet behaves; what each key means for a user is in `FleetSettings`."""
-
-    starts_at_once: int = 32
-    max_warm: int = 16
-    demand_s: float = 60.0
-    warm_s: float = 600.0
-    start_timeout_s: float = 120.0
-    attempt_timeout_s: float = 30.0
-    silence_s: float = 30.0
-    max_failures: int = 3
-    first_backoff_s: float = 5.0
-    max_backoff_s: float = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostConfig:
-    """One host."""
-
-    name: str
-    places: int = 256
-    """Sandboxes at once."""
-    starts_at_once: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +90,7 @@ UP = frozenset({SandboxState.WARM, SandboxState.LEASED})
 class Host:
     """A host and how it has behaved."""
 
-    config: HostConfig
+    config: HostSettings
     num_held: int = 0
     """Sandboxes in any state; one that ends holds its place until it is gone."""
     num_starting: int = 0
@@ -156,13 +132,13 @@ class Host:
         if sandbox > self.last_failed and self.quarantined_until_s is None:
             self.failures = self.num_quarantines = 0
 
-    def passed_trial(self, config: FleetConfig) -> News:
+    def passed_trial(self, config: FleetLimits) -> News:
         """It is open again; until something works there, one failure closes it."""
         self.trial = self.quarantined_until_s = None
         self.failures = config.max_failures - 1
         return News(f"sandbox host {self.name} starts sandboxes again")
 
-    def failed(self, sandbox: int, why: str, now_s: float, config: FleetConfig) -> list[News]:
+    def failed(self, sandbox: int, why: str, now_s: float, config: FleetLimits) -> list[News]:
         """Something went wrong there."""
         self.failures += 1
         self.last_failed = max(self.last_failed, sandbox)
@@ -170,7 +146,7 @@ class Host:
         is_enough = self.quarantined_until_s is None and self.failures >= config.max_failures
         return [self.quarantine(now_s, config)] if is_enough or self.trial == sandbox else []
 
-    def quarantine(self, now_s: float, config: FleetConfig) -> News:
+    def quarantine(self, now_s: float, config: FleetLimits) -> News:
         """Until its back-off is over, which doubles with each quarantine in a row."""
         doubled = config.first_backoff_s * 2.0 ** min(self.num_quarantines, _MAX_DOUBLINGS)
         backoff_s = min(doubled, config.max_backoff_s)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from envsdk.rewards.sandbox.fleet.parts import (
     UP,
     End,
-    FleetConfig,
     Host,
     Kind,
     Lost,
@@ -18,13 +17,14 @@ from envsdk.rewards.sandbox.fleet.parts import (
     SandboxState,
     Start,
 )
+from envsdk.rewards.sandbox.fleet.settings import FleetLimits
 
 
 @dataclass(slots=True)
 class FleetState:
     """Counts of hosts and kinds follow their sandboxes here, and nowhere else."""
 
-    config: FleetConfig
+    config: FleetLimits
     hosts: dict[str, Host]
     kinds: dict[Hashable, Kind] = field(default_factory=dict)
     sandboxes: dict[int, Sandbox] = field(default_factory=dict)

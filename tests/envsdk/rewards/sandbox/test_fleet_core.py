@@ -18,8 +18,6 @@ from envsdk.rewards.sandbox.fleet.core import FleetCore
 from envsdk.rewards.sandbox.fleet.parts import (
     Command,
     End,
-    FleetConfig,
-    HostConfig,
     Lease,
     Lost,
     News,
@@ -27,13 +25,14 @@ from envsdk.rewards.sandbox.fleet.parts import (
     Release,
     Start,
 )
+from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
 
 
 def fleet(*names: str, places: int = 4, starts_at_once: int = 4, **config: Any) -> FleetCore:
     hosts = [
-        HostConfig(name=name, places=places, starts_at_once=starts_at_once) for name in names or ("a", "b")
+        HostSettings(name=name, places=places, starts_at_once=starts_at_once) for name in names or ("a", "b")
     ]
-    return FleetCore(hosts, FleetConfig(**config))
+    return FleetCore(hosts, FleetLimits(**config))
 
 
 def of_type(commands: Iterable[Command], kind: type) -> list[Any]:
@@ -70,7 +69,7 @@ def test_a_request_gets_the_sandbox_that_is_started_for_it_and_it_is_closed_when
 
 
 def test_starts_go_where_most_places_are_free() -> None:
-    core = FleetCore([HostConfig(name="small", places=2), HostConfig(name="large", places=4)])
+    core = FleetCore([HostSettings(name="small", places=2), HostSettings(name="large", places=4)])
     hosts = [of_type(core.request(number, "k"), Start)[0].host for number in range(6)]
     assert hosts == ["large", "large", "small", "large", "small", "large"]
     assert of_type(core.request(6, "k"), Start) == []
@@ -119,7 +118,7 @@ def test_a_host_that_fails_again_and_again_is_left_out_and_tried_later_beside_ot
     core.request(0, "k")
     assert of_type(core.failed(0, "broken"), News) == []
     assert core.failed(1, "broken") == [News("sandbox host a is left out for 8 s: broken")]
-    core.add(HostConfig(name="b"))
+    core.add(HostSettings(name="b"))
     assert of_type(wait(core, 7), Start) == []
     (trial,) = of_type(wait(core, 1), Start)
     assert trial.host == "a"
@@ -270,7 +269,7 @@ class AnyEvents(RuleBasedStateMachine):
     )
     def begin(self, places: list[int], starts_at_once: int, per_host: int, max_warm: int) -> None:
         self.places = {f"h{number}": count for number, count in enumerate(places)}
-        self.config = FleetConfig(
+        self.config = FleetLimits(
             starts_at_once=starts_at_once,
             max_warm=max_warm,
             demand_s=8.0,
@@ -284,7 +283,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.per_host = per_host
         self.core = FleetCore(
             [
-                HostConfig(name=name, places=count, starts_at_once=per_host)
+                HostSettings(name=name, places=count, starts_at_once=per_host)
                 for name, count in self.places.items()
             ],
             self.config,
@@ -413,7 +412,7 @@ class AnyEvents(RuleBasedStateMachine):
     def add(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.places)))
         self.released.discard(name)
-        config = HostConfig(name=name, places=self.places[name], starts_at_once=self.per_host)
+        config = HostSettings(name=name, places=self.places[name], starts_at_once=self.per_host)
         self.carry_out(self.core.add(config))
 
     @rule(elapsed_s=st.sampled_from([0.5, 1.0, 2.0]))
@@ -475,7 +474,7 @@ class Simulation:
 
     behaviors: dict[str, Behavior]
     hold_s: float
-    config: FleetConfig
+    config: FleetLimits
     now_s: float = 0.0
     answers: dict[int, tuple[float, Command]] = field(default_factory=dict)
     starts: list[tuple[float, str]] = field(default_factory=list)
@@ -483,7 +482,7 @@ class Simulation:
     _order: Any = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.core = FleetCore([HostConfig(name=name, places=8) for name in self.behaviors], self.config)
+        self.core = FleetCore([HostSettings(name=name, places=8) for name in self.behaviors], self.config)
 
     def run(self, arrivals: list[float], until_s: float) -> None:
         for number, at_s in enumerate(sorted(arrivals)):
@@ -537,7 +536,7 @@ def test_with_one_good_host_every_request_gets_its_sandbox_whatever_the_others_d
 ) -> None:
     one, others, place = hosts
     behaviors = [*others[:place], one, *others[place:]]
-    config = FleetConfig(attempt_timeout_s=10.0)
+    config = FleetLimits(attempt_timeout_s=10.0)
     simulation = Simulation(
         {f"h{number}": each for number, each in enumerate(behaviors)}, hold_s=1.0, config=config
     )
@@ -550,7 +549,7 @@ def test_with_one_good_host_every_request_gets_its_sandbox_whatever_the_others_d
 @pytest.mark.parametrize("behavior", [Behavior(math.inf), Behavior(0.1, works=False)], ids=["hangs", "fails"])
 def test_a_bad_host_is_asked_ever_less_often(behavior: Behavior) -> None:
     simulation = Simulation(
-        {"good": Behavior(0.5), "bad": behavior}, hold_s=0.5, config=FleetConfig(attempt_timeout_s=5.0)
+        {"good": Behavior(0.5), "bad": behavior}, hold_s=0.5, config=FleetLimits(attempt_timeout_s=5.0)
     )
     simulation.run([0.25 * number for number in range(4000)], until_s=1200.0)
     assert len(simulation.answers) == 4000

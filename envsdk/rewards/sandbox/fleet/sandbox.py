@@ -1,0 +1,130 @@
+"""One leased sandbox of a fleet: the host's, until either is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+from envsdk.rewards.sandbox.contract import (
+    ExecEnd,
+    ExecResult,
+    Image,
+    Sandbox,
+    SandboxError,
+    SandboxFileError,
+    Snapshot,
+)
+
+T = TypeVar("T")
+_CANCEL_TIMEOUT_S = 20.0
+
+
+class Holder(Protocol):
+    """The fleet, as its sandboxes see it."""
+
+    def lost(self, number: int, why: str) -> None: ...
+    def worked(self, number: int) -> None: ...
+    async def give_back(self, number: int, *, waits: bool) -> None: ...
+
+
+class FleetSandbox:
+    """leased --closed, or its host is taken for dead--> lost: every call fails at once"""
+
+    def __init__(self, fleet: Holder, number: int, inner: Sandbox) -> None:
+        self._fleet = fleet
+        self._number = number
+        self._inner = inner
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        return self._inner.id
+
+    @property
+    def image(self) -> Image:
+        return self._inner.image
+
+    def is_lost(self, why: str) -> None:
+        """End all calls."""
+        if not self._lost.done():
+            self._lost.set_result(why)
+
+    async def exec(
+        self,
+        script: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        waits: bool = False,
+    ) -> ExecResult:
+        running = self._inner.exec(script, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin, waits=waits)
+        try:
+            result = await self._answer(running)
+        except SandboxError as error:
+            return ExecResult.infrastructure(str(error))
+        if result.reason is ExecEnd.INFRASTRUCTURE:
+            self._fleet.lost(self._number, result.output)
+        return result
+
+    async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
+        return await self._answer(self._inner.read(path, max_bytes=max_bytes))
+
+    async def write(self, path: str, data: bytes) -> None:
+        return await self._answer(self._inner.write(path, data))
+
+    async def diff(self) -> str:
+        return await self._answer(self._inner.diff())
+
+    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
+        return await self._answer(self._inner.pack(max_bytes=max_bytes))
+
+    async def unpack(self, archive: bytes) -> None:
+        return await self._answer(self._inner.unpack(archive))
+
+    async def snapshot(self) -> Snapshot:
+        return await self._answer(self._inner.snapshot())
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        return await self._answer(self._inner.restore(snapshot))
+
+    async def alive(self) -> bool:
+        try:
+            return not self._lost.done() and await self._answer(self._inner.alive())
+        except SandboxError:
+            return False
+
+    async def close(self) -> None:
+        # Of one that is lost, nobody waits for the end.
+        await self._fleet.give_back(self._number, waits=not self._lost.done())
+
+    async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
+        """The host's answer.
+
+        Raises SandboxError: it failed, or the sandbox was lost meanwhile.
+        """
+        if self._lost.done():
+            call.close()
+            raise SandboxError(f"sandbox {self.id}: {self._lost.result()}")
+        running: asyncio.Future[T] = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait([running, self._lost], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+        except asyncio.CancelledError:
+            running.cancel()
+            await asyncio.wait({running}, timeout=_CANCEL_TIMEOUT_S)
+            raise
+        if not running.done():
+            running.cancel()
+            raise SandboxError(f"sandbox {self.id}: {self._lost.result()}")
+        try:
+            answer = running.result()
+        except SandboxError as error:
+            self._fleet.lost(self._number, str(error))
+            raise
+        except SandboxFileError:
+            self._fleet.worked(self._number)
+            raise
+        self._fleet.worked(self._number)
+        return answer
