@@ -59,6 +59,10 @@ _COMMANDS = {
     "sft": ("envsdk.sft", "Fine-tune a policy on a data set."),
     "serve": ("envsdk.serve", "Serve a model over OpenAI's HTTP protocol; record sessions."),
     "serve-env": ("envsdk.serve_env", "Serve an environment over OpenEnv's protocol."),
+    "sandboxd": (
+        "envsdk.rewards.sandbox.sandboxd.__main__",
+        "Serve this machine's sandboxes over E2B's protocol.",
+    ),
     "init": ("envsdk.init", "Make a package with an environment of your own."),
     "check": ("envsdk.check", "Check that an environment keeps its contract."),
     "plan": ("envsdk.plan", "Predict throughput and find the best split of devices."),

@@ -9,6 +9,7 @@ from envsdk.contracts.failures import ConfigurationError
 EXTRA_OF = {
     "accelerate": "smollm2",
     "datasets": "datasets",
+    "e2b": "e2b",
     "gguf": "smollm2",
     "httpx2": "openai",
     "hypothesis": "testing",

@@ -237,6 +237,20 @@ class Sandbox(Protocol):
         """Back to the state of `snapshot`, which may be restored any number of times."""
         ...
 
+    async def fork(self, *, binds: Mapping[str, Path] | None = None) -> Sandbox:
+        """A new sandbox of the same image, limits and files, which goes its own way and outlives this one.
+
+        Args:
+            binds: In place of the image's.
+
+        Raises SandboxError: its backend has no forks.
+        """
+        ...
+
+    async def is_full(self) -> bool:
+        """Whether its files are over the limits. May be asked while a command runs."""
+        ...
+
     async def alive(self) -> bool:
         """Whether a command would run: false after `close()` or when its state is gone."""
         ...

@@ -186,9 +186,10 @@ class RemoteSandbox(ShellSandbox):
             kills_before, self._kills = self._kills, await self.container.memory_kills()
             if self._kills > kills_before:
                 return ExecEnd.OUT_OF_MEMORY
-        if await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20:
-            return ExecEnd.DISK_LIMIT
-        return ExecEnd.EXIT
+        return ExecEnd.DISK_LIMIT if await self.is_full() else ExecEnd.EXIT
+
+    async def is_full(self) -> bool:
+        return await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20
 
     async def _clean_up(self) -> None:
         """Kill what a command that was cut off has left; a container in which that fails is removed."""
@@ -314,8 +315,13 @@ class RemoteBackend(ABC):
         except (SandboxError, asyncio.CancelledError):
             await sandbox.close()
             raise
-        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        self._keep(sandbox)
         return sandbox
+
+    def _keep(self, sandbox: RemoteSandbox) -> None:
+        """Close it with the others."""
+        others = (other for other in self._sandboxes if not other.is_closed and other is not sandbox)
+        self._sandboxes = [*others, sandbox]
 
 
 def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:

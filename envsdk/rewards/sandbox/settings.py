@@ -77,6 +77,29 @@ class ModalSettings(SandboxSettings):
     """After this many seconds Modal ends a sandbox."""
 
 
+class E2BSettings(SandboxSettings):
+    """Settings of the `e2b` backend."""
+
+    api_url: str | None = None
+    """Address of a server such as `envsdk sandboxd`; absent, `https://api.DOMAIN`."""
+    sandbox_url: str | None = None
+    """Address of its sandboxes; absent, `api_url`, and without that `https://49983-ID.DOMAIN`."""
+    domain: str | None = None
+    """Domain of the service; absent, E2B's."""
+    api_key_variable: str = "E2B_API_KEY"
+    """Environment variable with the API key."""
+    api_key: str | None = None
+    """The key itself, for programs; in a file, name the variable."""
+    template: str = "base"
+    """Template where an image names no container."""
+    user: str | None = "root"
+    """User of all commands; absent, the template's. Our own server has one, whatever it is called."""
+    starts_at_once: PositiveInt = 16
+    """How many sandboxes start at the same time."""
+    time_to_live_s: PositiveInt = 3600
+    """After this many seconds the service ends a sandbox."""
+
+
 class UnsandboxedSettings(SandboxSettings):
     """Settings of the `unsandboxed` backend."""
 

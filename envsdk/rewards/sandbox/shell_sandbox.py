@@ -19,7 +19,15 @@ from pathlib import Path, PurePosixPath
 from typing import IO, ClassVar
 
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, SandboxError, SandboxFileError
+from envsdk.rewards.sandbox.contract import (
+    ExecEnd,
+    ExecResult,
+    Image,
+    Limits,
+    Sandbox,
+    SandboxError,
+    SandboxFileError,
+)
 from envsdk.rewards.sandbox.output import exact
 from envsdk.rewards.sandbox.process import Finished, fed
 from envsdk.rewards.sandbox.threads import in_thread
@@ -137,6 +145,12 @@ class ShellSandbox(ABC):
         # What is put back was within the limits, apart from the image's own files.
         limits = replace(self.limits, disk_mb=1 << 40, files=1 << 40)
         await self._own_work(self.unpack_script, stdin=archive, timeout_s=PACK_TIMEOUT_S, limits=limits)
+
+    async def fork(self, *, binds: Mapping[str, Path] | None = None) -> Sandbox:
+        raise SandboxError(f"sandbox {self.id}: its backend has no forks; snapshot and restore it instead")
+
+    async def is_full(self) -> bool:
+        return False
 
     @property
     def is_closed(self) -> bool:

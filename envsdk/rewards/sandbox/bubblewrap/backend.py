@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import CopiedState, OverlayState, Owner, State, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.state import (
+    CopiedState,
+    OverlayState,
+    Owner,
+    SharedLayers,
+    State,
+    owned_copy,
+)
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.trees import Trees
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
@@ -145,6 +152,7 @@ class BubblewrapBackend:
             etc=etc,
             seccomp=lease.folder / "seccomp" if program is not None else None,
             watch=Watch(),
+            layers=SharedLayers(lease.folder),
         )
         trees = Trees(lease.folder, owner, self.settings.kept_trees)
         groups = await asyncio.to_thread(cgroups.find_root)
@@ -205,6 +213,7 @@ class BubblewrapBackend:
             shared=prepared.shared,
             cgroup=_cgroup(prepared, name, limits),
             give_back=lambda: prepared.trees.give_back(source),
+            another=partial(self._start, prepared),
         )
 
     def _make(

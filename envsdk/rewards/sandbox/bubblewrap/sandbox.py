@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -25,9 +25,16 @@ from envsdk.rewards.sandbox.bubblewrap.launch import (
     bwrap_options,
     launcher_argv,
 )
-from envsdk.rewards.sandbox.bubblewrap.state import LayerSnapshot, Owner, State, Usage, bind_line
+from envsdk.rewards.sandbox.bubblewrap.state import (
+    LayerSnapshot,
+    Owner,
+    SharedLayers,
+    State,
+    Usage,
+    bind_line,
+)
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch, Watched, allowed_usage, is_over
-from envsdk.rewards.sandbox.contract import ExecEnd, Snapshot
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, Snapshot
 from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
 from envsdk.rewards.sandbox.threads import in_thread
@@ -47,6 +54,7 @@ class Surroundings:
     seccomp: Path | None
     """File with the filter of system calls."""
     watch: Watch
+    layers: SharedLayers
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -64,6 +72,10 @@ class BubblewrapSandbox(ShellSandbox):
     cgroup: Cgroup | None
     give_back: Callable[[], Awaitable[None]]
     """Returns the tree."""
+    another: Callable[[Image, Limits], Awaitable[BubblewrapSandbox]]
+    """Starts one of the same backend."""
+    _held: Sequence[str] = ()
+    """Layers of the sandbox that it is a fork of."""
     _usage: Usage = field(default_factory=lambda: Usage(0, 0))
     _mounted: tuple[str, ...] = ()
     _process: Process | None = None
@@ -81,6 +93,22 @@ class BubblewrapSandbox(ShellSandbox):
         async with self._in_use():
             await in_thread(self.state.restore, snapshot)
             self._usage = await asyncio.to_thread(self.state.usage)
+
+    async def fork(self, *, binds: Mapping[str, Path] | None = None) -> BubblewrapSandbox:
+        image = self.image if binds is None else replace(self.image, binds=binds)
+        async with self._in_use():
+            made = await self.another(image, self.limits)
+            try:
+                made._held = await in_thread(self.state.forked, made.state, self.shared.layers)
+            except BaseException:
+                await made.close()
+                raise
+            made._usage = self._usage
+            return made
+
+    async def is_full(self) -> bool:
+        allowed = allowed_usage(self.limits, self._usage)
+        return is_over(await asyncio.to_thread(self.state.usage), allowed)
 
     def _is_gone(self) -> bool:
         return self._closed or not self.folder.is_dir()
@@ -100,6 +128,7 @@ class BubblewrapSandbox(ShellSandbox):
                     if self.cgroup is not None:
                         await asyncio.to_thread(self.cgroup.delete)
                 finally:
+                    await in_thread(self.shared.layers.release, [*self._held, *self.state.shared()])
                     await self.give_back()
         return first
 

@@ -7,7 +7,8 @@
     <folder>/fstab          what the next command mounts
 
 A snapshot closes the last layer and puts an empty one on top, so it costs no copy; a restore goes back to
-the layers of then. Where the kernel refuses overlayfs, CopiedState holds a plain copy of the tree instead.
+the layers of then. A fork shares the closed layers, which move into the lease's folder and stay there until
+the last sandbox of them closes. Where the kernel refuses overlayfs, CopiedState holds a plain copy instead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from envsdk.rewards.sandbox.bubblewrap import leases
 
@@ -73,6 +76,48 @@ class State(Protocol):
 
     def restore(self, snapshot: LayerSnapshot) -> None: ...
 
+    def forked(self, made: Self, shared: SharedLayers) -> list[str]:
+        """Give `made`, a new state of the same tree, all files; returns the shared layers that it holds."""
+        ...
+
+    def shared(self) -> list[str]:
+        """The layers of its own that it has begun to share."""
+        ...
+
+
+class SharedLayers:
+    """Layers of several sandboxes of a lease: moved out of the folder of one, deleted after the last.
+
+    Its methods run in threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._names = itertools.count()
+        self._holders: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def move(self, layer: Path) -> str:
+        """Take a closed layer; its new place, held once."""
+        with self._lock:
+            place = str(self._folder / f"layer-{next(self._names)}")
+            os.rename(layer, place)
+            self._holders[place] = 1
+        return place
+
+    def hold(self, places: Iterable[str]) -> None:
+        with self._lock:
+            self._holders.update(places)
+
+    def release(self, places: Iterable[str]) -> None:
+        with self._lock:
+            self._holders.subtract(places)
+            unused = [place for place, number in self._holders.items() if not number]
+            for place in unused:
+                del self._holders[place]
+        for place in unused:
+            leases.delete(Path(place))
+
 
 @dataclass(slots=True)
 class OverlayState:
@@ -82,7 +127,10 @@ class OverlayState:
     tree: Path
     owner: Owner
     layers: list[str] = field(default_factory=list)
+    """Names below `layers`; of shared ones, whole paths."""
     _names: Iterator[int] = field(default_factory=itertools.count)
+    _moved: dict[str, str] = field(default_factory=dict)
+    """Paths of the layers that are shared by now."""
 
     def __post_init__(self) -> None:
         (self.folder / "layers").mkdir()
@@ -132,8 +180,22 @@ class OverlayState:
 
     def restore(self, snapshot: LayerSnapshot) -> None:
         leases.delete(self.folder / "layers" / self.layers[-1])
-        self.layers = list(snapshot.layers)
+        self.layers = [self._moved.get(name, name) for name in snapshot.layers]
         self._add_layer()
+
+    def forked(self, made: Self, shared: SharedLayers) -> list[str]:
+        top = self.layers[-1]
+        if any(os.listdir(self._layer(top, part)) for part in ("tree", "tmp")):
+            self._add_layer()
+        for number, name in enumerate(self.layers[:-1]):
+            if not os.path.isabs(name):
+                self.layers[number] = self._moved[name] = shared.move(self.folder / "layers" / name)
+        made.layers = [*self.layers[:-1], *made.layers]
+        shared.hold(self.layers[:-1])
+        return self.layers[:-1]
+
+    def shared(self) -> list[str]:
+        return list(self._moved.values())
 
 
 @dataclass(slots=True)
@@ -174,6 +236,15 @@ class CopiedState:
     def restore(self, snapshot: LayerSnapshot) -> None:
         old, self._current = self._current, self._copy_of(self.folder / "copies" / snapshot.layers[0])
         leases.delete(old)
+
+    def forked(self, made: Self, shared: SharedLayers) -> list[str]:
+        old, made._current = made._current, made._copy_of(self._current)
+        made._at_start = self._at_start
+        leases.delete(old)
+        return []
+
+    def shared(self) -> list[str]:
+        return []
 
     def _copy_of(self, source: Path) -> Path:
         made = self._new()

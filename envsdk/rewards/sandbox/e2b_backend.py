@@ -1,0 +1,353 @@
+"""The `e2b` backend: sandboxes of E2B, or of a server that speaks its protocol, such as `envsdk sandboxd`.
+
+Folders of this machine cannot be mounted there: an image's tree is laid into the sandbox, and its binds are
+laid anew, as copies, before every command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import math
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from envsdk.rewards.sandbox.containers import has_died, this_process
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.output import HeadTail
+from envsdk.rewards.sandbox.process import Finished
+from envsdk.rewards.sandbox.remote import ENDED, RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.settings import E2BSettings, parse_settings
+
+log = logging.getLogger(__name__)
+
+TAG = "envsdk_sandbox"
+HOLDER = "envsdk_holder"
+WORKDIR_KEY, LIMITS_KEY = "envsdk_workdir", "envsdk_limits"
+"""Metadata by which our own server is asked for another `workdir`, and limits, as JSON; E2B only keeps it."""
+EVERYTHING = 1
+"""Process id that our own server ends all processes of a sandbox by; elsewhere it is none of a client's."""
+_CHUNK_BYTES = 256 << 10
+_SERVER_MARGIN_S = 30
+"""Seconds by which the server's limit on a command is longer than ours, which says more."""
+_KILL_TIMEOUT_S = 30
+_LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT)}
+
+
+@dataclass(slots=True, kw_only=True)
+class E2BContainer:
+    """One sandbox of the service."""
+
+    access: Mapping[str, Any]
+    options: Mapping[str, Any]
+    """What `AsyncSandbox.create` is given besides the template."""
+    user: str | None
+    starts: asyncio.Semaphore
+    waiting_process: str = "1"
+    running: Any = None
+    kept: list[str] = field(default_factory=list)
+    """Snapshots of it."""
+
+    async def start(self, image: str) -> None:
+        """Raises SandboxError: the service refused."""
+        from e2b import AsyncSandbox
+
+        async with self.starts, told():
+            self.running = await AsyncSandbox.create(image, **self.options, **self.access)
+        await self._meet()
+
+    async def take(self, running: Any) -> None:
+        """Go on as a sandbox that runs."""
+        self.running = running
+        await self._meet()
+
+    async def _meet(self) -> None:
+        """Ask which process inside starts all others."""
+        ended = await self.shell(Shell(argv=["bash", "-c", "echo $PPID"], timeout_s=120, keep=64))
+        self.waiting_process = ended.output.text().strip()
+        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
+            raise SandboxError(f"e2b: the sandbox does not answer: {ended.output.text()}")
+
+    async def shell(self, shell: Shell) -> Finished:
+        from connectrpc.code import Code
+        from connectrpc.errors import ConnectError
+
+        kept = HeadTail(shell.keep)
+        began = time.perf_counter()
+        async with told():
+            try:
+                reason, code = await self._run(shell, kept)
+            except ConnectError as error:
+                if error.code not in (Code.RESOURCE_EXHAUSTED, Code.NOT_FOUND, Code.PERMISSION_DENIED):
+                    raise
+                reason, code = (
+                    ExecEnd.EXIT,
+                    126,
+                )  # it could not be started: no process is left, or no such file
+                kept.feed(error.message.encode())
+        elapsed_s = time.perf_counter() - began
+        return Finished(reason=reason, returncode=code, output=kept, elapsed_s=elapsed_s)
+
+    async def _run(self, shell: Shell, kept: HeadTail) -> tuple[ExecEnd, int]:
+        from e2b.envd.process import process_pb as pb
+
+        config = pb.ProcessConfig(cmd=shell.argv[0], args=list(shell.argv[1:]), envs=dict(shell.env), cwd="/")
+        timeout_s = math.ceil(shell.timeout_s) + _SERVER_MARGIN_S
+        events = self._rpc.start(
+            pb.StartRequest(process=config, stdin=shell.stdin is not None),
+            headers=self._headers(),
+            timeout_ms=1000 * timeout_s,
+        )
+        # A stream that is cancelled raises an error of its own in place of the cancellation.
+        following = asyncio.ensure_future(self._follow(events, shell, kept))
+        try:
+            ended, _ = await asyncio.wait({following}, timeout=shell.timeout_s)
+            return following.result() if ended else (ExecEnd.TIMEOUT, 137)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, events: Any, shell: Shell, kept: HeadTail) -> tuple[ExecEnd, int]:
+        """Keep what a command prints until it ends, or has printed too much."""
+        feeding: asyncio.Future[None] | None = None
+        try:
+            async for message in events:
+                event = message.event.event
+                if event.field == "start" and shell.stdin is not None:
+                    feeding = asyncio.ensure_future(self._feed(event.value.pid, shell.stdin))
+                elif event.field == "data":
+                    kept.feed(event.value.output.value)
+                    if kept.total > shell.max_output:
+                        return ExecEnd.OUTPUT_LIMIT, 137
+                elif event.field == "end":
+                    return _end(event.value)
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+            await events.aclose()
+        raise SandboxError("e2b: the command's stream ended before the command")
+
+    async def _feed(self, pid: int, stdin: IO[bytes]) -> None:
+        """Send a command its input, then its end. It may have ended before."""
+        from e2b.envd.process import process_pb as pb
+        from protobuf import Oneof
+
+        process = pb.ProcessSelector(selector=Oneof("pid", pid))
+        kind = pb.StreamInputRequest
+
+        async def messages() -> AsyncIterator[Any]:
+            yield kind(event=Oneof("start", kind.StartEvent(process=process)))
+            while chunk := stdin.read(_CHUNK_BYTES):
+                given = pb.ProcessInput(input=Oneof("stdin", chunk))
+                yield kind(event=Oneof("data", kind.DataEvent(input=given)))
+
+        with contextlib.suppress(Exception):
+            await self._rpc.stream_input(messages(), headers=self._headers())
+            await self._rpc.close_stdin(pb.CloseStdinRequest(process=process), headers=self._headers())
+
+    async def _kill(self, pid: int) -> bool:
+        """Kill a process; whether it was there."""
+        with contextlib.suppress(SandboxError):
+            async with told():
+                killed: bool = await self.running.commands.kill(pid, request_timeout=_KILL_TIMEOUT_S)
+                return killed
+        return False
+
+    @property
+    def _rpc(self) -> Any:
+        # `commands` itself decodes what is printed, and runs login shells, with start files of anybody's.
+        return self.running.commands._rpc
+
+    def _headers(self) -> dict[str, str]:
+        if self.user is None:
+            return {}
+        return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:".encode()).decode()}
+
+    async def is_running(self) -> bool:
+        with contextlib.suppress(SandboxError):
+            async with told():
+                running: bool = await self.running.is_running(request_timeout=60)
+                return running
+        return False
+
+    async def end_all(self) -> bool:
+        if not await self._kill(EVERYTHING):
+            return False
+        await self._meet()
+        await self.shell(Shell(argv=["bash", "-c", f": > {ENDED}"], timeout_s=60))
+        return True
+
+    async def memory_kills(self) -> int:
+        return 0
+
+    async def disk_bytes(self) -> int:
+        return 0
+
+    async def keep(self) -> str:
+        async with told():
+            snapshot = await self.running.create_snapshot()
+        self.kept.append(snapshot.snapshot_id)
+        return self.kept[-1]
+
+    async def replaced_by(self, kept: str) -> None:
+        async with told():
+            await self.running.kill()
+        await self.start(kept)
+
+    async def fork(self) -> E2BContainer:
+        async with told():
+            [forked] = await self.running.fork(timeout=self.options["timeout"], count=1)
+            if isinstance(forked, Exception):
+                raise forked
+        made = E2BContainer(access=self.access, options=self.options, user=self.user, starts=self.starts)
+        await made.take(forked)
+        return made
+
+    async def remove(self) -> None:
+        """Never raises: what is left ends with its time to live."""
+        if self.running is not None:
+            try:
+                async with told():
+                    await self.running.kill()
+                    for snapshot in self.kept:
+                        await self.running.delete_snapshot(snapshot, **self.access)
+            except SandboxError as error:
+                log.warning("a sandbox is left to its time to live: %s", error)
+
+
+def _end(event: Any) -> tuple[ExecEnd, int]:
+    """Why a command ended, and its code. Raises SandboxError: the sandbox failed."""
+    if event.error == ExecEnd.INFRASTRUCTURE:
+        raise SandboxError("e2b: the sandbox failed")
+    if event.exited:
+        return ExecEnd.EXIT, event.exit_code
+    return _LIMITS.get(event.error, ExecEnd.EXIT), 137
+
+
+@contextlib.asynccontextmanager
+async def told() -> AsyncIterator[None]:
+    """What the SDK raises as SandboxError."""
+    import httpx
+    from connectrpc.errors import ConnectError
+    from e2b import AuthenticationException, SandboxException
+    from e2b.exceptions import ServiceBusyException
+
+    try:
+        yield
+    except (
+        *(AuthenticationException, ConnectError, SandboxException, ServiceBusyException),
+        *(httpx.HTTPError, OSError),
+    ) as error:
+        raise SandboxError(f"e2b: {error}") from error
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class E2BSandbox(RemoteSandbox):
+    """A sandbox of the service, which can be forked there."""
+
+    backend: E2BBackend
+
+    async def fork(self, *, binds: Mapping[str, Path] | None = None) -> E2BSandbox:
+        assert isinstance(self.container, E2BContainer)
+        image = self.image if binds is None else replace(self.image, binds=binds)
+        async with self._in_use(), self.slots:
+            return self.backend.sandbox_of(image, self.limits, await self.container.fork())
+
+
+class E2BBackend(RemoteBackend):
+    """Runs sandboxes by E2B's protocol.
+
+    Raises ConfigurationError: a setting is unknown or wrong.
+    """
+
+    name = "e2b"
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = parse_settings(E2BSettings, settings, backend=self.name)
+        super().__init__(
+            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
+        )
+
+    async def _probe(self) -> None:
+        try:
+            import e2b  # noqa: F401
+        except ImportError as error:
+            raise SandboxUnavailable("e2b is not installed: pip install 'envsdk[e2b]'") from error
+        access = self._access()
+        if not access["api_key"]:
+            raise SandboxUnavailable(f"there is no API key: set {self.settings.api_key_variable}")
+        where = access["api_url"] or access["domain"] or "e2b.app"
+        try:
+            await self._sweep()
+            sandbox = await self._start(Image(), Limits())
+            answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
+            await sandbox.close()
+        except SandboxError as error:
+            raise SandboxUnavailable(f"{where} runs no sandboxes for this key: {error}") from error
+        if answer.output != "probe\n":
+            raise SandboxUnavailable(f"{where}: a trial sandbox answered {answer.output[-500:]!r}")
+
+    def _access(self) -> dict[str, Any]:
+        """Where the service is, and the key."""
+        settings = self.settings
+        return {
+            "api_key": settings.api_key or os.environ.get(settings.api_key_variable),
+            "domain": settings.domain,
+            "api_url": settings.api_url,
+            "sandbox_url": settings.sandbox_url or settings.api_url,
+        }
+
+    def _make(self, image: Image, limits: Limits) -> tuple[E2BSandbox, Any]:
+        asked = {
+            name: value
+            for name, value in asdict(limits).items()
+            if name not in ("output_bytes", "kept_output_bytes")
+        }
+        container = E2BContainer(
+            access=self._access(),
+            options={
+                "timeout": self.settings.time_to_live_s,
+                "allow_internet_access": False,
+                "metadata": {
+                    **{TAG: "1", HOLDER: this_process(), WORKDIR_KEY: image.workdir},
+                    **({} if limits == Limits() else {LIMITS_KEY: json.dumps(asked)}),
+                },
+            },
+            user=self.settings.user,
+            starts=self._starts,
+        )
+        return self.sandbox_of(image, limits, container), image.container or self.settings.template
+
+    def sandbox_of(self, image: Image, limits: Limits, container: E2BContainer) -> E2BSandbox:
+        """A sandbox that `aclose` closes."""
+        sandbox = E2BSandbox(
+            id=secrets.token_hex(6),
+            image=image,
+            limits=limits,
+            container=container,
+            slots=self._slots,
+            relays_binds=bool(image.binds),
+            backend=self,
+        )
+        self._keep(sandbox)
+        return sandbox
+
+    async def _sweep(self) -> None:
+        """End the sandboxes of this machine's programs that have died."""
+        from e2b import AsyncSandbox, SandboxQuery
+
+        async with told():
+            pages = AsyncSandbox.list(query=SandboxQuery(metadata={TAG: "1"}), **self._access())
+            while pages.has_next:
+                for found in await pages.next_items():
+                    if has_died(found.metadata.get(HOLDER, "")):
+                        await AsyncSandbox.kill(found.sandbox_id, **self._access())
+                        log.info("ended a sandbox of a program that had died")

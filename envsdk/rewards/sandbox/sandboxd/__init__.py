@@ -1,0 +1,1 @@
+"""`envsdk sandboxd`: this machine's sandboxes for E2B's own SDK."""

@@ -1,0 +1,97 @@
+"""`envsdk sandboxd [SETTINGS.toml]`: this machine's sandboxes for E2B's own Python SDK.
+
+Without a file the token is taken from the environment variable `ENVSDK_SANDBOXD_TOKEN`, or made up and
+printed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from envsdk.base.display.model_command import command_of
+from envsdk.base.display.terminal import say
+from envsdk.base.processes.interrupts import on_stop_signals
+from envsdk.base.settings.extras import require
+from envsdk.base.settings.options import Argument, Options
+from envsdk.base.settings.validation import validated
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
+
+TOKEN_VARIABLE = "ENVSDK_SANDBOXD_TOKEN"
+
+
+class SandboxdOptions(Options):
+    """What `envsdk sandboxd` takes."""
+
+    settings: Annotated[Path | None, Argument("SETTINGS.toml")] = None
+    """Backend, templates, tokens and their quotas; without it, one token and the template `base`."""
+    backend: str | None = None
+    """Where sandboxes run, in place of the file's: bubblewrap, docker, podman."""
+    host: str = "127.0.0.1"
+    """Address to serve on. Anything but loopback sends tokens and files unencrypted: put a proxy with TLS in
+    front."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8700
+    """0 takes a free one."""
+    sandboxes: Annotated[int, Field(ge=1)] = 64
+    """At once, of the one token; with a file, each token has its own number."""
+
+
+def command(options: SandboxdOptions) -> None:
+    """Serve this machine's sandboxes over E2B's protocol, until Ctrl-C; then they end.
+
+    Clients need a token: one of the file's, or that of the environment variable ENVSDK_SANDBOXD_TOKEN, or one
+    that is made up and shown once.
+    """
+    require("envsdk sandboxd", "e2b", "starlette", "uvicorn")
+    asyncio.run(_serve(_settings(options), options))
+
+
+def _settings(options: SandboxdOptions) -> ServerSettings:
+    values: dict[str, Any] = {}
+    if options.settings is not None:
+        try:
+            values = tomllib.loads(options.settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{options.settings}: {error}") from error
+    else:
+        given = os.environ.get(TOKEN_VARIABLE)
+        token = given or f"e2b_{secrets.token_hex(20)}"
+        if not given:
+            say(f"token, shown only here: {token}", flush=True)
+        values["tokens"] = {"default": {"token": token, "sandboxes": options.sandboxes}}
+    if options.backend is not None:
+        values["backend"] = options.backend
+    return validated(ServerSettings, values, str(options.settings or TOKEN_VARIABLE))
+
+
+async def _serve(settings: ServerSettings, options: SandboxdOptions) -> None:
+    from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
+
+    stop = asyncio.Event()
+    on_stop_signals(stop.set)
+    server = SandboxServer(settings, host=options.host, port=options.port)
+    try:
+        await server.start()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot serve on {options.host}:{options.port}: {error.strerror}; give another --host or --port"
+        ) from error
+    try:
+        say(f"serving sandboxes of {settings.backend} at {server.url}", flush=True)
+        await stop.wait()
+    finally:
+        await server.close()
+
+
+app, main = command_of(SandboxdOptions, command, name="envsdk sandboxd")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,330 @@
+"""The sandboxes of a server: whose they are, until when, and how many.
+
+created -> running --time-out, kill--> gone
+                   --pause--> paused --resume--> running
+                                     --its token's lifetime--> gone
+                   --snapshot--> a sandbox that nobody uses, from which others start
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from envsdk.contracts.failures import ConfigurationError, EnvsdkError
+from envsdk.rewards.sandbox import open_backend
+from envsdk.rewards.sandbox.bubblewrap import leases
+from envsdk.rewards.sandbox.contract import Image, Limits, Sandbox
+from envsdk.rewards.sandbox.sandboxd.guest import CODE, DOOR, Guest, lay_code
+from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings, Token
+from envsdk.rewards.sandbox.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+WORKDIR_KEY, LIMITS_KEY = "envsdk_workdir", "envsdk_limits"
+"""Keys of metadata by which a client of ours asks for another `workdir`, and other limits, as JSON."""
+
+
+class Refused(Exception):
+    """What a client is told, with a status of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Box:
+    """One sandbox of a client's."""
+
+    id: str
+    owner: str
+    """Name of its token."""
+    template: str
+    image: Image
+    limits: Limits
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """For every command."""
+    pauses: bool = False
+    """Whether it is paused, not ended, at its time-out."""
+    is_snapshot: bool = False
+    names: tuple[str, ...] = ()
+    """Of a snapshot."""
+    source: str | None = None
+    """Of which sandbox it is a fork."""
+    idempotency_key: str | None = None
+    access_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    started_at: float = field(default_factory=time.time)
+    ends_at: float = 0.0
+    paused: bool = False
+    sandbox: Sandbox | None = None
+    """None while it starts."""
+    guest: Guest | None = None
+    timer: asyncio.TimerHandle | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def live(self) -> Guest:
+        """Raises Refused: it is paused, or not there yet."""
+        if self.sandbox is None or self.guest is None or self.paused or self.is_snapshot:
+            raise Refused(502, f"The sandbox {self.id} was not found: it is not running")
+        return self.guest
+
+
+class Boxes:
+    """All sandboxes of one server. Belongs to one event loop.
+
+    new --open--> serving --close--> closed
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self._backend = open_backend(settings.backend, settings.backend_settings)
+        self._boxes: dict[str, Box] = {}
+        self._starts = asyncio.Semaphore(settings.starts_at_once)
+        self._lease: leases.Lease | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self.draining = False
+
+    async def open(self) -> None:
+        """Try the backend, and remove what a killed server has left. Raises SandboxUnavailable."""
+        await in_thread(leases.sweep, self.settings.state_dir)
+        self._lease = leases.Lease(self.settings.state_dir)
+        (self._lease.folder / "code").mkdir()
+        await in_thread(lay_code, self._lease.folder / "code")
+        await self._backend.probe()
+
+    async def close(self) -> None:
+        """End all sandboxes. Idempotent."""
+        self.draining = True
+        await asyncio.gather(*(self._end(box) for box in list(self._boxes.values())), *self._ending)
+        await self._backend.aclose()
+        if self._lease is not None:
+            await in_thread(self._lease.release)
+
+    def of(self, token: str) -> list[Box]:
+        """Sandboxes of a token that are there, the oldest first."""
+        return [box for box in self._boxes.values() if box.owner == token and box.sandbox is not None]
+
+    def get(self, token: str, name: str, *, snapshot: bool = False) -> Box:
+        """Raises Refused: the token has none of this id."""
+        box = self._boxes.get(name)
+        if box is None or box.owner != token or box.sandbox is None or box.is_snapshot != snapshot:
+            raise Refused(404, f"{'snapshot' if snapshot else 'sandbox'} {name} not found")
+        return box
+
+    def find(self, name: str) -> Box | None:
+        return self._boxes.get(name)
+
+    def places(self, token: str) -> dict[str, object]:
+        """How many more sandboxes the token may have, for what spreads them over servers."""
+        used = sum(box.owner == token for box in self._boxes.values())
+        most = self.settings.tokens[token].sandboxes
+        starting = sum(box.sandbox is None for box in self._boxes.values())
+        free = 0 if self.draining else max(0, most - used)
+        return {
+            "sandboxes": most,
+            "used": used,
+            "free": free,
+            "starting": starting,
+            "draining": self.draining,
+        }
+
+    async def create(
+        self,
+        token: str,
+        template: str,
+        *,
+        timeout_s: int | None,
+        metadata: Mapping[str, str],
+        env: Mapping[str, str],
+        pauses: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Box:
+        for box in self.of(token):
+            if idempotency_key is not None and box.idempotency_key == idempotency_key:
+                return box
+        source = self._snapshot(token, template)
+        if source is None and template not in self.settings.templates:
+            known = ", ".join(sorted(self.settings.templates))
+            raise Refused(404, f"template {template} not found: this server has {known}")
+        limits = self._limits(metadata) if source is None else source.limits
+        image = (
+            self.settings.templates[template].image(metadata.get(WORKDIR_KEY))
+            if source is None
+            else source.image
+        )
+        box = Box(
+            id=secrets.token_hex(10),
+            owner=token,
+            template=template,
+            image=image,
+            limits=limits,
+            metadata=metadata,
+            env={**(source.env if source else {}), **env},
+            pauses=pauses,
+            idempotency_key=idempotency_key,
+        )
+        return await self._start(box, timeout_s, source)
+
+    async def set_timeout(self, box: Box, timeout_s: int, *, extends_only: bool = False) -> None:
+        ends_at = time.time() + self._timeout(box.owner, timeout_s)
+        if extends_only and ends_at < box.ends_at:
+            return
+        box.ends_at = ends_at
+        self._arm(box)
+
+    async def pause(self, box: Box) -> None:
+        """Stop its processes; they go on where they were. Raises Refused: that was done."""
+        async with box.lock:
+            if box.paused:
+                raise Refused(409, f"sandbox {box.id} is paused")
+            assert box.guest is not None
+            box.guest.signal_all(signal.SIGSTOP)
+            box.paused = True
+            box.ends_at = time.time() + self.settings.tokens[box.owner].lifetime_s
+            self._arm(box)
+
+    async def resume(self, box: Box, timeout_s: int | None, *, extends_only: bool = False) -> None:
+        """Let a paused one run again; of any, set the time-out."""
+        async with box.lock:
+            if box.paused:
+                assert box.guest is not None
+                box.paused, extends_only = False, False
+                box.guest.signal_all(signal.SIGCONT)
+        await self.set_timeout(box, timeout_s or self.settings.timeout_s, extends_only=extends_only)
+
+    async def kill(self, box: Box) -> None:
+        await self._end(box)
+
+    async def fork(
+        self, box: Box, timeout_s: int | None, *, keeps: bool = False, name: str | None = None
+    ) -> Box:
+        """A new one with the files of another; `keeps`: a snapshot, until its token's lifetime ends."""
+        if keeps:
+            timeout_s = self.settings.tokens[box.owner].lifetime_s
+        made = Box(
+            id=secrets.token_hex(10),
+            owner=box.owner,
+            template=box.template,
+            image=box.image,
+            limits=box.limits,
+            metadata=box.metadata,
+            env=box.env,
+            pauses=box.pauses and not keeps,
+            is_snapshot=keeps,
+            names=(name,) if name else (),
+            source=box.id,
+        )
+        return await self._start(made, timeout_s, box)
+
+    def _snapshot(self, token: str, name: str) -> Box | None:
+        for box in self.of(token):
+            if box.is_snapshot and (box.id == name or name in box.names):
+                return box
+        return None
+
+    async def _start(self, box: Box, timeout_s: int | None, source: Box | None) -> Box:
+        """Reserve its place, then start it; a failure gives the place back."""
+        quota = self.settings.tokens[box.owner]
+        box.ends_at = time.time() + self._timeout(box.owner, timeout_s or self.settings.timeout_s)
+        self._check_place(box, quota)
+        self._boxes[box.id] = box
+        assert self._lease is not None
+        folder = self._lease.folder / box.id
+        try:
+            folder.mkdir(mode=0o755)
+            async with self._starts:
+                box.sandbox = await self._sandbox(box, folder, source)
+        except BaseException as error:
+            del self._boxes[box.id]
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, ConfigurationError):
+                raise Refused(400, str(error)) from error
+            if isinstance(error, (EnvsdkError, OSError)):
+                raise Refused(500 if source is None else 409, f"{box.id} could not start: {error}") from error
+            raise
+        box.guest = Guest(box.sandbox, folder, self._starts)
+        self._arm(box)
+        return box
+
+    async def _sandbox(self, box: Box, folder: Path, source: Box | None) -> Sandbox:
+        binds = {CODE: folder.parent / "code", DOOR: folder}
+        if source is not None:
+            assert source.guest is not None
+            assert source.sandbox is not None
+            async with source.guest.at_rest():
+                return await source.sandbox.fork(binds=binds)
+        return await self._backend.start(replace(box.image, binds=binds), limits=box.limits)
+
+    def _check_place(self, box: Box, quota: Token) -> None:
+        mine = [other for other in self._boxes.values() if other.owner == box.owner]
+        if self.draining:
+            raise Refused(503, "this server is draining")
+        if len(mine) >= quota.sandboxes:
+            raise Refused(429, f"the token has {quota.sandboxes} sandboxes at once, and no more")
+        memory = sum(other.limits.memory_mb for other in mine) + box.limits.memory_mb
+        if quota.memory_mb is not None and memory > quota.memory_mb:
+            raise Refused(429, f"the token's sandboxes may use {quota.memory_mb} MB together, not {memory}")
+
+    def _timeout(self, token: str, timeout_s: int) -> int:
+        most = self.settings.tokens[token].lifetime_s
+        if not 0 <= timeout_s <= most:
+            raise Refused(400, f"timeout {timeout_s}: between 0 and the token's {most} seconds")
+        return timeout_s
+
+    def _limits(self, metadata: Mapping[str, str]) -> Limits:
+        most = self.settings.most()
+        try:
+            asked = json.loads(metadata.get(LIMITS_KEY, "{}"))
+            limits = replace(most, **{name: int(value) for name, value in asked.items()})
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Refused(400, f"metadata {LIMITS_KEY}: {error}") from error
+        for each in fields(Limits):
+            value, limit = getattr(limits, each.name), getattr(most, each.name)
+            if not 0 < value <= limit:
+                raise Refused(400, f"limit {each.name}: between 1 and this server's {limit}, not {value}")
+        return limits
+
+    def _arm(self, box: Box) -> None:
+        if box.timer is not None:
+            box.timer.cancel()
+        delay = max(0.0, box.ends_at - time.time())
+        box.timer = asyncio.get_running_loop().call_later(delay, self._time_out, box)
+
+    def _time_out(self, box: Box) -> None:
+        task = asyncio.ensure_future(
+            self._auto_pause(box) if box.pauses and not box.paused else self._end(box)
+        )
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _auto_pause(self, box: Box) -> None:
+        with contextlib.suppress(Refused):
+            await self.pause(box)
+
+    async def _end(self, box: Box) -> None:
+        """Take it out, then end it; its place is free once nothing of it is left."""
+        if box.sandbox is None:
+            return
+        sandbox, box.sandbox = box.sandbox, None
+        if box.timer is not None:
+            box.timer.cancel()
+        try:
+            if box.guest is not None:
+                await box.guest.stop()
+            await sandbox.close()
+            if box.guest is not None:
+                await in_thread(shutil.rmtree, box.guest.folder, ignore_errors=True)
+        finally:
+            self._boxes.pop(box.id, None)

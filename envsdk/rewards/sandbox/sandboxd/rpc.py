@@ -1,0 +1,386 @@
+"""The second plane: E2B's `process.Process` and `filesystem.Filesystem`, over Connect.
+
+Framing, codecs and messages are those of E2B's own package; the box is the request's, put there by `app`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from connectrpc.request import RequestContext
+from e2b.envd.filesystem import filesystem_pb as files
+from e2b.envd.process import process_pb as processes
+from protobuf import Oneof
+from protobuf.wkt.google.protobuf.timestamp_pb import Timestamp
+
+from envsdk.rewards.sandbox.contract import SandboxError
+from envsdk.rewards.sandbox.sandboxd.boxes import Box
+from envsdk.rewards.sandbox.sandboxd.guest import (
+    Event,
+    Events,
+    Exited,
+    Guest,
+    NoProcess,
+    NotStarted,
+    Printed,
+    Running,
+    raise_failure,
+)
+from envsdk.rewards.sandbox.sandboxd.inside import server as wire
+
+CURRENT: ContextVar[Box] = ContextVar("box")
+"""The sandbox that the request names and may use."""
+
+KEEP_ALIVE_S = 50.0
+MAX_WATCHERS = 64
+"""Of one sandbox."""
+KEEP_ALIVE_HEADER = "keepalive-ping-interval"
+EVERYTHING = 1
+"""Process id that `SendSignal` ends all of a sandbox's processes with."""
+
+_CODES = {
+    errno.ENOENT: Code.NOT_FOUND,
+    errno.EEXIST: Code.ALREADY_EXISTS,
+    errno.EACCES: Code.PERMISSION_DENIED,
+    errno.EPERM: Code.PERMISSION_DENIED,
+    errno.EROFS: Code.PERMISSION_DENIED,
+    errno.ENOSPC: Code.RESOURCE_EXHAUSTED,
+    errno.EDQUOT: Code.RESOURCE_EXHAUSTED,
+    errno.EAGAIN: Code.RESOURCE_EXHAUSTED,
+    errno.EIO: Code.INTERNAL,
+}
+"""Of other errors, the request is at fault."""
+
+ResponseT = TypeVar("ResponseT")
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Failures of this block as the protocol tells them."""
+    try:
+        yield
+    except (NotStarted, OSError) as error:
+        raise ConnectError(_CODES.get(error.errno or 0, Code.INVALID_ARGUMENT), str(error)) from error
+    except NoProcess as error:
+        raise ConnectError(Code.NOT_FOUND, str(error)) from error
+    except SandboxError as error:
+        raise ConnectError(Code.UNAVAILABLE, str(error)) from error
+
+
+class ProcessService:
+    """`process.Process`."""
+
+    async def list(self, request: processes.ListRequest, ctx: Any) -> processes.ListResponse:
+        return processes.ListResponse(
+            processes=[
+                processes.ProcessInfo(
+                    config=processes.ProcessConfig(
+                        cmd=each.asked["argv"][0],
+                        args=each.asked["argv"][1:],
+                        envs=each.asked["env"],
+                        cwd=each.asked["cwd"] or None,
+                    ),
+                    pid=each.pid,
+                    tag=each.tag,
+                )
+                for each in _guest().processes()
+            ]
+        )
+
+    async def start(
+        self, request: processes.StartRequest, ctx: RequestContext[Any, Any]
+    ) -> AsyncIterator[processes.StartResponse]:
+        config = request.process or processes.ProcessConfig()
+        size = request.pty.size if request.pty is not None else None
+        with told():
+            running = await _guest().start(
+                [config.cmd, *config.args],
+                env={**CURRENT.get().env, **({"TERM": "xterm-256color"} if size else {}), **config.envs},
+                cwd=config.cwd,
+                stdin=request.stdin or not request.has_field("stdin"),
+                terminal=(size.cols or 80, size.rows or 24) if size is not None else None,
+                tag=request.tag or None,
+            )
+            async for event in _followed(running, ctx, ends=True):
+                yield processes.StartResponse(event=event)
+
+    async def connect(
+        self, request: processes.ConnectRequest, ctx: RequestContext[Any, Any]
+    ) -> AsyncIterator[processes.ConnectResponse]:
+        with told():
+            async for event in _followed(_selected(request.process), ctx, ends=False):
+                yield processes.ConnectResponse(event=event)
+
+    async def update(self, request: processes.UpdateRequest, ctx: Any) -> processes.UpdateResponse:
+        with told():
+            running = _selected(request.process)
+            if request.pty is not None and request.pty.size is not None:
+                running.resize(request.pty.size.cols, request.pty.size.rows)
+        return processes.UpdateResponse()
+
+    async def stream_input(
+        self, request: AsyncIterator[processes.StreamInputRequest], ctx: Any
+    ) -> processes.StreamInputResponse:
+        running: Running | None = None
+        with told():
+            async for message in request:
+                match message.event:
+                    case Oneof(field="start", value=start):
+                        running = _selected(start.process)
+                    case Oneof(field="data", value=data) if running is not None:
+                        await running.write(_given(data.input))
+        return processes.StreamInputResponse()
+
+    async def send_input(self, request: processes.SendInputRequest, ctx: Any) -> processes.SendInputResponse:
+        with told():
+            await _selected(request.process).write(_given(request.input))
+        return processes.SendInputResponse()
+
+    async def send_signal(
+        self, request: processes.SendSignalRequest, ctx: Any
+    ) -> processes.SendSignalResponse:
+        numbers = {processes.Signal.SIGTERM: signal.SIGTERM, processes.Signal.SIGKILL: signal.SIGKILL}
+        if request.signal not in numbers:
+            raise ConnectError(Code.INVALID_ARGUMENT, "signal: SIGTERM or SIGKILL")
+        match request.process.selector if request.process is not None else None:
+            case Oneof(field="pid", value=pid) if pid == EVERYTHING:
+                await _guest().stop()
+            case _:
+                with told():
+                    _selected(request.process).signal(numbers[request.signal])
+        return processes.SendSignalResponse()
+
+    async def close_stdin(
+        self, request: processes.CloseStdinRequest, ctx: Any
+    ) -> processes.CloseStdinResponse:
+        with told():
+            _selected(request.process).end_input()
+        return processes.CloseStdinResponse()
+
+
+def _guest() -> Guest:
+    return CURRENT.get().live()
+
+
+def _selected(selector: processes.ProcessSelector | None) -> Running:
+    match selector.selector if selector is not None else None:
+        case Oneof(field="pid", value=int(pid)):
+            return _guest().find(pid, None)
+        case Oneof(field="tag", value=str(tag)):
+            return _guest().find(None, tag)
+    raise ConnectError(Code.INVALID_ARGUMENT, "process: a pid or a tag")
+
+
+def _given(given: processes.ProcessInput | None) -> bytes:
+    match given.input if given is not None else None:
+        case Oneof(value=bytes(content)):
+            return content
+    raise ConnectError(Code.INVALID_ARGUMENT, "input: stdin or pty")
+
+
+async def _followed(
+    running: Running, ctx: RequestContext[Any, Any], *, ends: bool
+) -> AsyncIterator[processes.ProcessEvent]:
+    """A process's events for one client; `ends`: it is ended when the client's time is over."""
+    kind = processes.ProcessEvent
+    with running.events() as events:
+        yield kind(event=Oneof("start", kind.StartEvent(pid=running.pid)))
+        async for event in _in_time(events, ctx, lambda: kind(event=Oneof("keepalive", kind.KeepAlive()))):
+            match event:
+                case None:
+                    if ends:
+                        await running.end()
+                    raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for the command is over")
+                case Printed(stream=stream, data=data):
+                    yield kind(event=Oneof("data", kind.DataEvent(output=_output(running, stream, data))))
+                case Exited():
+                    yield kind(event=Oneof("end", _end(event)))
+                case _:
+                    yield event
+
+
+async def _in_time(
+    events: Events, ctx: RequestContext[Any, Any], keep_alive: Callable[[], ResponseT]
+) -> AsyncIterator[Event | ResponseT | None]:
+    """Events until the last, with signs of life between them; None when the client's time is over."""
+    interval = float(ctx.request_headers.get(KEEP_ALIVE_HEADER) or KEEP_ALIVE_S)
+    left_ms = ctx.timeout_ms
+    until = None if left_ms is None else time.monotonic() + left_ms / 1000
+    while True:
+        left = interval if until is None else until - time.monotonic()
+        if left <= 0:
+            yield None
+            return
+        try:
+            event = await events.next(min(interval, left))
+        except TimeoutError:
+            if left > interval or until is None:
+                yield keep_alive()
+            continue
+        yield event
+        if isinstance(event, Exited):
+            return
+
+
+def _output(running: Running, stream: int, data: bytes) -> Any:
+    if running.asked.get("terminal"):
+        return Oneof("pty", data)
+    return Oneof("stdout" if stream == wire.OUTPUT else "stderr", data)
+
+
+def _end(event: Exited) -> processes.ProcessEvent.EndEvent:
+    if event.code >= 0:
+        return processes.ProcessEvent.EndEvent(
+            exit_code=event.code, exited=True, status=f"exit status {event.code}"
+        )
+    status = f"signal: {(signal.strsignal(-event.code) or str(-event.code)).lower()}"
+    error = event.limit or status
+    return processes.ProcessEvent.EndEvent(exit_code=-1, exited=False, status=status, error=error)
+
+
+class FilesystemService:
+    """`filesystem.Filesystem`."""
+
+    async def stat(self, request: files.StatRequest, ctx: Any) -> files.StatResponse:
+        return files.StatResponse(entry=_entry(await _asked("stat", path=request.path)))
+
+    async def make_dir(self, request: files.MakeDirRequest, ctx: Any) -> files.MakeDirResponse:
+        return files.MakeDirResponse(entry=_entry(await _asked("make", path=request.path)))
+
+    async def move(self, request: files.MoveRequest, ctx: Any) -> files.MoveResponse:
+        found = await _asked("move", source=request.source, destination=request.destination)
+        return files.MoveResponse(entry=_entry(found))
+
+    async def list_dir(self, request: files.ListDirRequest, ctx: Any) -> files.ListDirResponse:
+        found = await _asked("list", path=request.path, depth=request.depth or 1)
+        return files.ListDirResponse(entries=[_entry(each) for each in found])
+
+    async def remove(self, request: files.RemoveRequest, ctx: Any) -> files.RemoveResponse:
+        await _asked("remove", path=request.path)
+        return files.RemoveResponse()
+
+    async def watch_dir(
+        self, request: files.WatchDirRequest, ctx: RequestContext[Any, Any]
+    ) -> AsyncIterator[files.WatchDirResponse]:
+        kind = files.WatchDirResponse
+        with told():
+            async with _watching(request) as changes:
+                yield kind(event=Oneof("start", kind.StartEvent()))
+                beat = kind(event=Oneof("keepalive", kind.KeepAlive()))
+                async for event in _in_time(changes.events, ctx, lambda: beat):
+                    if event is None:
+                        raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for watching is over")
+                    if isinstance(event, kind):
+                        yield event
+                        continue
+                    for change in changes.of(event):
+                        yield kind(event=Oneof("filesystem", change))
+
+    async def create_watcher(
+        self, request: files.CreateWatcherRequest, ctx: Any
+    ) -> files.CreateWatcherResponse:
+        guest = _guest()
+        if len(guest.watchers) >= MAX_WATCHERS:
+            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watchers at once, and no more")
+        stack = AsyncExitStack()
+        with told():
+            changes = await stack.enter_async_context(_watching(request))
+        name = secrets.token_hex(8)
+        guest.watchers[name] = (stack, changes)
+        return files.CreateWatcherResponse(watcher_id=name)
+
+    async def get_watcher_events(
+        self, request: files.GetWatcherEventsRequest, ctx: Any
+    ) -> files.GetWatcherEventsResponse:
+        _, changes = _watcher(request.watcher_id)
+        found = [change for event in changes.events.waiting() for change in changes.of(event)]
+        return files.GetWatcherEventsResponse(events=found)
+
+    async def remove_watcher(
+        self, request: files.RemoveWatcherRequest, ctx: Any
+    ) -> files.RemoveWatcherResponse:
+        stack, _ = _watcher(request.watcher_id)
+        del _guest().watchers[request.watcher_id]
+        await stack.aclose()
+        return files.RemoveWatcherResponse()
+
+
+class _Changes:
+    """What a watching call prints, as the protocol's events."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+        self._rest = b""
+        self._errors = b""
+
+    def of(self, event: Event) -> list[files.FilesystemEvent]:
+        """Raises OSError: the call has failed."""
+        if isinstance(event, Exited):
+            raise_failure(event, self._errors)
+            return []
+        if event.stream == wire.ERRORS:
+            self._errors += event.data
+            return []
+        *lines, self._rest = (self._rest + event.data).split(b"\n")
+        return [self._change(json.loads(line)) for line in lines if line]
+
+    @staticmethod
+    def _change(told: Mapping[str, str]) -> files.FilesystemEvent:
+        return files.FilesystemEvent(name=told["name"], type=files.EventType[told["type"].upper()])
+
+
+@asynccontextmanager
+async def _watching(request: files.WatchDirRequest | files.CreateWatcherRequest) -> AsyncIterator[_Changes]:
+    """A call that watches, until the block ends. Raises OSError: there is no such folder."""
+    running = await _guest().call("watch", path=request.path, recursive=request.recursive)
+    try:
+        with running.events() as events:
+            changes = _Changes(events)
+            begun = False
+            while not begun:
+                event = await events.next()
+                changes.of(event)
+                begun = isinstance(event, Printed) and event.stream == wire.OUTPUT
+            yield changes
+    finally:
+        running.signal(signal.SIGKILL)
+
+
+def _watcher(name: str) -> tuple[AsyncExitStack, _Changes]:
+    found: tuple[AsyncExitStack, _Changes] | None = _guest().watchers.get(name)
+    if found is None:
+        raise ConnectError(Code.NOT_FOUND, f"watcher {name} not found")
+    return found
+
+
+async def _asked(name: str, **arguments: object) -> Any:
+    with told():
+        return await _guest().answer(name, **arguments)
+
+
+def _entry(found: Mapping[str, Any]) -> files.EntryInfo:
+    kinds = {"file": files.FileType.FILE, "dir": files.FileType.DIRECTORY}
+    seconds, nanos = divmod(int(found["modified"]), 10**9)
+    return files.EntryInfo(
+        name=found["name"],
+        type=kinds.get(found["type"], files.FileType.UNSPECIFIED),
+        path=found["path"],
+        size=found["size"],
+        mode=found["mode"],
+        permissions=found["permissions"],
+        owner=str(found["owner"]),
+        group=str(found["group"]),
+        modified_time=Timestamp(seconds=seconds, nanos=nanos),
+        symlink_target=found["link"],
+        is_symlink=found["link"] is not None,
+    )
