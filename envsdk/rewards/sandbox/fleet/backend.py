@@ -124,6 +124,14 @@ class FleetBackend:
     def worked(self, number: int) -> None:
         self._core.worked(number)
 
+    def adopted(self, parent: int, copy: Sandbox) -> FleetSandbox | None:
+        """Hold `copy`, on the host of a leased sandbox. None: that one is not leased any more."""
+        if (number := self._core.adopted(parent)) is None:
+            return None
+        self._inner[number] = copy
+        self._leased[number] = FleetSandbox(self, number, copy)
+        return self._leased[number]
+
     async def give_back(self, number: int, *, waits: bool) -> None:
         """Close a leased sandbox."""
         self._do(self._core.given_back(number))

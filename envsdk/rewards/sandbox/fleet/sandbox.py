@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from envsdk.rewards.sandbox.contract import (
@@ -25,6 +26,7 @@ class Holder(Protocol):
 
     def lost(self, number: int, why: str) -> None: ...
     def worked(self, number: int) -> None: ...
+    def adopted(self, parent: int, copy: Sandbox) -> FleetSandbox | None: ...
     async def give_back(self, number: int, *, waits: bool) -> None: ...
 
 
@@ -89,6 +91,16 @@ class FleetSandbox:
 
     async def restore(self, snapshot: Snapshot) -> None:
         return await self._answer(self._inner.restore(snapshot))
+
+    async def fork(self, *, binds: Mapping[str, Path] | None = None) -> FleetSandbox:
+        copy = await self._answer(self._inner.fork(binds=binds))
+        if (adopted := self._fleet.adopted(self._number, copy)) is None:
+            await copy.close()
+            raise SandboxError(f"sandbox {self.id}: {self._lost.result()}")
+        return adopted
+
+    async def is_full(self) -> bool:
+        return await self._answer(self._inner.is_full())
 
     async def alive(self) -> bool:
         try:
