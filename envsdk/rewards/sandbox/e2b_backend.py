@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import logging
 import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,21 +26,22 @@ from envsdk.rewards.sandbox.containers import has_died, this_process
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.process import Finished
-from envsdk.rewards.sandbox.remote import ENDED, RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.remote import ENDED, RemoteBackend, RemoteSandbox, Shell, packed
 from envsdk.rewards.sandbox.settings import E2BSettings, parse_settings
 
 log = logging.getLogger(__name__)
 
 TAG = "envsdk_sandbox"
 HOLDER = "envsdk_holder"
-WORKDIR_KEY, LIMITS_KEY = "envsdk_workdir", "envsdk_limits"
-"""Metadata by which our own server is asked for another `workdir`, and limits, as JSON; E2B only keeps it."""
+WORKDIR_KEY, LIMITS_KEY, FOLDERS_KEY = "envsdk_workdir", "envsdk_limits", "envsdk_folders"
+"""Metadata by which a server of ours is asked for another `workdir`, limits and folders."""
 EVERYTHING = 1
 """Process id that our own server ends all processes of a sandbox by; elsewhere it is none of a client's."""
 _CHUNK_BYTES = 256 << 10
 _SERVER_MARGIN_S = 30
 """Seconds by which the server's limit on a command is longer than ours, which says more."""
 _KILL_TIMEOUT_S = 30
+_SEND_TIMEOUT_S = 600
 _LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT)}
 
 
@@ -48,9 +51,12 @@ class E2BContainer:
 
     access: Mapping[str, Any]
     options: Mapping[str, Any]
-    """What `AsyncSandbox.create` is given besides the template."""
+    """What `AsyncSandbox.create` is given besides the template, and the metadata."""
+    metadata: Mapping[str, str]
     user: str | None
     starts: asyncio.Semaphore
+    lay: Callable[[], Awaitable[Mapping[str, str]]]
+    """Sends the image's folders to a server of ours; returns the metadata that asks for them."""
     waiting_process: str = "1"
     running: Any = None
     kept: list[str] = field(default_factory=list)
@@ -58,15 +64,13 @@ class E2BContainer:
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the service refused."""
+        await self._create(image, {**self.options, "metadata": {**self.metadata, **await self.lay()}})
+
+    async def _create(self, template: str, options: Mapping[str, Any]) -> None:
         from e2b import AsyncSandbox
 
         async with self.starts, told():
-            self.running = await AsyncSandbox.create(image, **self.options, **self.access)
-        await self._meet()
-
-    async def take(self, running: Any) -> None:
-        """Go on as a sandbox that runs."""
-        self.running = running
+            self.running = await AsyncSandbox.create(template, **options, **self.access)
         await self._meet()
 
     async def _meet(self) -> None:
@@ -200,15 +204,15 @@ class E2BContainer:
     async def replaced_by(self, kept: str) -> None:
         async with told():
             await self.running.kill()
-        await self.start(kept)
+        await self._create(kept, {**self.options, "metadata": self.metadata})
 
     async def fork(self) -> E2BContainer:
         async with told():
             [forked] = await self.running.fork(timeout=self.options["timeout"], count=1)
             if isinstance(forked, Exception):
                 raise forked
-        made = E2BContainer(access=self.access, options=self.options, user=self.user, starts=self.starts)
-        await made.take(forked)
+        made = replace(self, waiting_process="1", running=forked, kept=[])
+        await made._meet()
         return made
 
     async def remove(self) -> None:
@@ -221,6 +225,15 @@ class E2BContainer:
                         await self.running.delete_snapshot(snapshot, **self.access)
             except SandboxError as error:
                 log.warning("a sandbox is left to its time to live: %s", error)
+
+
+def _digest(file: IO[bytes]) -> str:
+    """Of all of it, which is at its start again."""
+    found = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        found.update(chunk)
+    file.seek(0)
+    return found.hexdigest()
 
 
 def _end(event: Any) -> tuple[ExecEnd, int]:
@@ -254,6 +267,12 @@ class E2BSandbox(RemoteSandbox):
     """A sandbox of the service, which can be forked there."""
 
     backend: E2BBackend
+    is_laid: bool
+    """Whether the server shows the image's folders itself."""
+
+    async def prepare(self) -> None:
+        if not self.is_laid:
+            await super(E2BSandbox, self).prepare()
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> E2BSandbox:
         assert isinstance(self.container, E2BContainer)
@@ -275,6 +294,11 @@ class E2BBackend(RemoteBackend):
         super().__init__(
             starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
         )
+        self._takes_folders = False
+        """Whether the server is one of ours."""
+        self._trees: dict[Path, str] = {}
+        """Their names on the server: a tree does not change."""
+        self._sending: dict[Path, asyncio.Lock] = {}
 
     async def _probe(self) -> None:
         try:
@@ -286,6 +310,7 @@ class E2BBackend(RemoteBackend):
             raise SandboxUnavailable(f"there is no API key: set {self.settings.api_key_variable}")
         where = access["api_url"] or access["domain"] or "e2b.app"
         try:
+            self._takes_folders = (await self._ask("GET", "/envsdk/places")).status_code == 200
             await self._sweep()
             sandbox = await self._start(Image(), Limits())
             answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
@@ -294,6 +319,56 @@ class E2BBackend(RemoteBackend):
             raise SandboxUnavailable(f"{where} runs no sandboxes for this key: {error}") from error
         if answer.output != "probe\n":
             raise SandboxUnavailable(f"{where}: a trial sandbox answered {answer.output[-500:]!r}")
+
+    async def _ask(self, verb: str, path: str, content: IO[bytes] | None = None) -> Any:
+        """The answer of the API to a call that its SDK does not have."""
+        import httpx
+
+        access = self._access()
+        url = access["api_url"] or f"https://api.{access['domain'] or 'e2b.app'}"
+
+        async def chunks(file: IO[bytes]) -> AsyncIterator[bytes]:
+            while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                yield chunk
+
+        async with told(), httpx.AsyncClient(timeout=_SEND_TIMEOUT_S) as client:
+            return await client.request(
+                verb,
+                url + path,
+                headers={"X-API-KEY": access["api_key"]},
+                content=None if content is None else chunks(content),
+            )
+
+    async def _lay(self, image: Image) -> Mapping[str, str]:
+        if not self._takes_folders or not (image.tree or image.binds):
+            return {}
+        names = {inside: await self._sent(path) for inside, path in image.binds.items()}
+        tree = None
+        if image.tree is not None:
+            async with self._sending.setdefault(image.tree, asyncio.Lock()):
+                tree = self._trees.get(image.tree)
+                if tree is None or not await self._has(tree):
+                    tree = self._trees[image.tree] = await self._sent(image.tree)
+        return {FOLDERS_KEY: json.dumps({"tree": tree, "binds": names})}
+
+    async def _has(self, name: str) -> bool:
+        found: bool = (await self._ask("GET", f"/envsdk/folders/{name}")).status_code == 204
+        return found
+
+    async def _sent(self, path: Path) -> str:
+        """The name of a folder or file of this machine on the server, which gets it where it has it not.
+
+        Raises SandboxError: the server did not take it.
+        """
+        is_file = await asyncio.to_thread(path.is_file)
+        folder, name, shown = (path.parent, path.name, "file") if is_file else (path, ".", ".")
+        async with packed(folder, name, shown) as archive:
+            digest = await asyncio.to_thread(_digest, archive)
+            if not await self._has(digest):
+                answer = await self._ask("PUT", f"/envsdk/folders/{digest}", archive)
+                if answer.status_code != 204:
+                    raise SandboxError(f"e2b: {path} could not be sent: {answer.text[:500]}")
+        return f"{digest}/file" if is_file else digest
 
     def _access(self) -> dict[str, Any]:
         """Where the service is, and the key."""
@@ -316,11 +391,12 @@ class E2BBackend(RemoteBackend):
             options={
                 "timeout": self.settings.time_to_live_s,
                 "allow_internet_access": False,
-                "metadata": {
-                    **{TAG: "1", HOLDER: this_process(), WORKDIR_KEY: image.workdir},
-                    **({} if limits == Limits() else {LIMITS_KEY: json.dumps(asked)}),
-                },
             },
+            metadata={
+                **{TAG: "1", HOLDER: this_process(), WORKDIR_KEY: image.workdir},
+                **({} if limits == Limits() else {LIMITS_KEY: json.dumps(asked)}),
+            },
+            lay=partial(self._lay, image),
             user=self.settings.user,
             starts=self._starts,
         )
@@ -334,7 +410,8 @@ class E2BBackend(RemoteBackend):
             limits=limits,
             container=container,
             slots=self._slots,
-            relays_binds=bool(image.binds),
+            relays_binds=bool(image.binds) and not self._takes_folders,
+            is_laid=self._takes_folders,
             backend=self,
         )
         self._keep(sandbox)

@@ -220,7 +220,7 @@ class RemoteSandbox(ShellSandbox):
             f"trap 'rm -rf {scratch}' EXIT\n"
             + scripts.diff_script(f"{scratch}/.git", scratch, self._bound_below(self.image.workdir))
         )
-        async with _packed(repository.parent, ".git", ".git") as archive:
+        async with packed(repository.parent, ".git", ".git") as archive:
             yield script, archive
 
     async def snapshot(self) -> Snapshot:
@@ -246,7 +246,7 @@ class RemoteSandbox(ShellSandbox):
         folder, name, as_name, place = _parts(source, target)
         bound = self._bound_below(target)
         script = _LAY_FOLDER if name == "." else _LAY_FILE
-        async with _packed(folder, name, as_name, bound) as archive:
+        async with packed(folder, name, as_name, bound) as archive:
             argv = ["bash", "-c", script, "bash", place, *(_as_pattern(f"{place}/{path}") for path in bound)]
             ended = await self.container.shell(
                 Shell(argv=argv, stdin=archive, timeout_s=self.own_work_timeout_s, max_output=1 << 20)
@@ -338,7 +338,7 @@ def _as_pattern(path: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _packed(
+async def packed(
     folder: Path, name: str, as_name: str, without: Sequence[str] = ()
 ) -> AsyncIterator[IO[bytes]]:
     """A tar archive of `folder/name`, of no owner."""

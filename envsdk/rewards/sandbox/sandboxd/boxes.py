@@ -16,7 +16,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from envsdk.contracts.failures import ConfigurationError, EnvsdkError
 from envsdk.rewards.sandbox import open_backend
 from envsdk.rewards.sandbox.bubblewrap import leases
 from envsdk.rewards.sandbox.contract import Image, Limits, Sandbox
+from envsdk.rewards.sandbox.sandboxd.folders import FOLDERS_KEY, Folders
 from envsdk.rewards.sandbox.sandboxd.guest import CODE, DOOR, Guest, lay_code
+from envsdk.rewards.sandbox.sandboxd.refused import Refused
 from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings, Token
 from envsdk.rewards.sandbox.threads import in_thread
 
@@ -32,15 +34,6 @@ log = logging.getLogger(__name__)
 
 WORKDIR_KEY, LIMITS_KEY = "envsdk_workdir", "envsdk_limits"
 """Keys of metadata by which a client of ours asks for another `workdir`, and other limits, as JSON."""
-
-
-class Refused(Exception):
-    """What a client is told, with a status of HTTP."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -93,6 +86,7 @@ class Boxes:
         self._boxes: dict[str, Box] = {}
         self._starts = asyncio.Semaphore(settings.starts_at_once)
         self._lease: leases.Lease | None = None
+        self._folders: Folders | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self.draining = False
 
@@ -102,6 +96,8 @@ class Boxes:
         self._lease = leases.Lease(self.settings.state_dir)
         (self._lease.folder / "code").mkdir()
         await in_thread(lay_code, self._lease.folder / "code")
+        (self._lease.folder / "folders").mkdir()
+        self._folders = Folders(self._lease.folder / "folders")
         await self._backend.probe()
 
     async def close(self) -> None:
@@ -160,7 +156,11 @@ class Boxes:
             raise Refused(404, f"template {template} not found: this server has {known}")
         limits = self._limits(metadata) if source is None else source.limits
         image = (
-            self.settings.templates[template].image(metadata.get(WORKDIR_KEY))
+            self.folders.shown(
+                token,
+                self.settings.templates[template].image(metadata.get(WORKDIR_KEY)),
+                metadata.get(FOLDERS_KEY),
+            )
             if source is None
             else source.image
         )
@@ -206,6 +206,16 @@ class Boxes:
 
     async def kill(self, box: Box) -> None:
         await self._end(box)
+
+    @property
+    def folders(self) -> Folders:
+        assert self._folders is not None, "not open"
+        return self._folders
+
+    def shown(self) -> Iterator[Path]:
+        """All folders that sandboxes show."""
+        for box in self._boxes.values():
+            yield from (*box.image.binds.values(), *([box.image.tree] if box.image.tree else []))
 
     async def fork(
         self, box: Box, timeout_s: int | None, *, keeps: bool = False, name: str | None = None
@@ -259,7 +269,7 @@ class Boxes:
         return box
 
     async def _sandbox(self, box: Box, folder: Path, source: Box | None) -> Sandbox:
-        binds = {CODE: folder.parent / "code", DOOR: folder}
+        binds = {**box.image.binds, CODE: folder.parent / "code", DOOR: folder}
         if source is not None:
             assert source.guest is not None
             assert source.sandbox is not None

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from envsdk.base.settings.validation import value_problem
-from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes, Refused
+from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes
+from envsdk.rewards.sandbox.sandboxd.refused import Refused
 
 ENVD_VERSION = "0.6.1"
 """What this server's second plane can do, by the version of E2B's own: its SDK asks no more of it."""
@@ -90,6 +91,8 @@ class Rest:
             ("DELETE", "/templates/{id:path}", self._delete_snapshot),
             ("GET", f"{one}/metrics", self._metrics),
             ("GET", "/envsdk/places", self._places),
+            ("GET", "/envsdk/folders/{name}", self._has_folder),
+            ("PUT", "/envsdk/folders/{name}", self._keep_folder),
         ]
 
     def routes(self) -> list[Route]:
@@ -219,6 +222,15 @@ class Rest:
 
     async def _places(self, request: Request, token: str) -> Response:
         return JSONResponse(self._boxes.places(token))
+
+    async def _has_folder(self, request: Request, token: str) -> Response:
+        self._boxes.folders.find(token, request.path_params["name"])
+        return Response(status_code=204)
+
+    async def _keep_folder(self, request: Request, token: str) -> Response:
+        name = request.path_params["name"]
+        await self._boxes.folders.keep(token, name, request.stream(), self._boxes.shown())
+        return Response(status_code=204)
 
     def _started(self, box: Box) -> dict[str, Any]:
         return {

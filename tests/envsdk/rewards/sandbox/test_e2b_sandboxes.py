@@ -57,7 +57,6 @@ for _name in (
     "test_the_user_outside_is_not_root",
     "test_this_programs_environment_does_not_leak",
     "test_two_sandboxes_do_not_hear_each_other",
-    "test_what_is_bound_stays_as_it_is",
 ):
     del globals()[_name]
 
