@@ -114,6 +114,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A root file system on this machine, as `images.build_image` makes it for bubblewrap. It belongs to the
+    backend's `state_dir`."""
+
+    layers: tuple[str, ...]
+    """Names of layers, the first on top; the last is the base."""
+    places: tuple[str, ...] = ()
+    """Folders of this machine, at these paths, that the base does not hold itself."""
+    user: int = 0
+    """Whom commands run as where none is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """What a sandbox starts from. Nothing a sandbox does changes it."""
 
@@ -123,6 +136,10 @@ class Image:
     owner will do: what the sandbox's user does not own is copied once per backend."""
     container: str | None = None
     """Container image, for the backends that run containers; with `tree`, the tree is laid into it."""
+    root: Root | None = None
+    """For bubblewrap: everything is writable, and kept, below a root of the sandbox's own."""
+    network: bool = False
+    """Whether commands reach this machine's network, which the backend's settings have to allow."""
     workdir: str = WORKDIR
     """Where commands start, and what `diff()` compares with the commit."""
     binds: Mapping[str, Path] = field(default_factory=dict)
@@ -169,8 +186,9 @@ class Sandbox(Protocol):
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | int = b"",
         waits: bool = False,
+        user: str | None = None,
     ) -> ExecResult:
         """Run a bash script of any length in a new shell; never raises for what the script does.
 
@@ -182,8 +200,12 @@ class Sandbox(Protocol):
             timeout_s: After this many seconds all processes are killed.
             env: Added to the image's.
             cwd: Absolute path inside; None is the image's `workdir`.
-            stdin: Standard input, a pipe: what has been read from it is nowhere else inside.
+            stdin: Standard input, a pipe: what has been read from it is nowhere else inside. Or a descriptor
+                to read from, which may be a terminal.
             waits: It waits for something outside most of the time, so it takes none of the backend's slots.
+            user: Name or number of a user of an image with `root` or `container`; None is the image's.
+
+        Raises ConfigurationError: the sandbox has no other users, or takes no descriptor.
         """
         ...
 

@@ -146,6 +146,7 @@ class RemoteSandbox(ShellSandbox):
     async def _run(self, work: Work) -> Finished:
         answer = f"{secrets.token_hex(8)}\n"
         given = work.stdin
+        assert not isinstance(given, int)
         if isinstance(given, bytes) and not work.is_ours:
             if self.relays_binds:
                 await self._lay_binds()

@@ -37,6 +37,13 @@ class BubblewrapSettings(SandboxSettings):
     """How many copies of trees, made for the sandboxes' user, are kept while no sandbox uses them."""
     allow_copies: bool = True
     """Whether trees are copied where the kernel refuses overlayfs; otherwise that is an error."""
+    images: Mapping[str, Path | Literal["host"]] = Field(default_factory=dict)
+    """Base images of Dockerfiles: the first name or pattern (`python:3.*`) that fits counts. Each is a folder
+    with a root file system, or `host`, this machine's `/usr` and Python."""
+    images_mb: PositiveInt = 20_000
+    """How much the layers of built images may take on disk; unused ones are deleted beyond it."""
+    network: bool = False
+    """Whether images and builds that ask for the network get this machine's, its loopback included."""
 
 
 class ContainerSettings(SandboxSettings):

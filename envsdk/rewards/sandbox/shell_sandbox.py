@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, ClassVar
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.contract import (
     ExecEnd,
@@ -46,8 +47,8 @@ class Work:
     script: str
     env: Mapping[str, str]
     cwd: str
-    stdin: bytes | IO[bytes]
-    """A file has a descriptor and is at its start."""
+    stdin: bytes | IO[bytes] | int
+    """A file has a descriptor and is at its start; a number is one."""
     timeout_s: float
     keep: int
     """Bytes of its output that are kept."""
@@ -56,6 +57,8 @@ class Work:
     """Whether the script is one of `scripts`, not a policy's command."""
     compares: bool = False
     """Whether the script compares the work tree with the image's repository."""
+    user: str | None = None
+    """None: the image's."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -64,6 +67,7 @@ class ShellSandbox(ABC):
 
     own_work_timeout_s: ClassVar[float] = 120.0
     """For reading, writing and comparing files."""
+    takes_descriptors: ClassVar[bool] = False
     pack_script: ClassVar[str] = scripts.PACK
     unpack_script: ClassVar[str] = scripts.UNPACK
 
@@ -93,10 +97,17 @@ class ShellSandbox(ABC):
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        stdin: bytes = b"",
+        stdin: bytes | int = b"",
         waits: bool = False,
+        user: str | None = None,
     ) -> ExecResult:
         _check_env(env or {})
+        if user is not None and not self._has_users():
+            raise ConfigurationError(f"this sandbox has one user, so nothing can run as {user!r}")
+        if isinstance(stdin, int) and not self.takes_descriptors:
+            raise ConfigurationError(
+                "this sandbox takes no descriptor as standard input: no terminal runs in it"
+            )
         work = Work(
             script=script,
             env={**self.image.env, **(env or {})},
@@ -105,6 +116,7 @@ class ShellSandbox(ABC):
             timeout_s=timeout_s,
             keep=self.limits.kept_output_bytes,
             limits=self.limits,
+            user=user,
         )
         async with self._lock:
             if self._is_gone():
@@ -150,6 +162,10 @@ class ShellSandbox(ABC):
         raise SandboxError(f"sandbox {self.id}: its backend has no forks; snapshot and restore it instead")
 
     async def is_full(self) -> bool:
+        return False
+
+    def _has_users(self) -> bool:
+        """Whether a command may run as another user than the image's."""
         return False
 
     @property
@@ -241,7 +257,9 @@ def _fill(file: IO[bytes], content: bytes) -> None:
 @contextlib.asynccontextmanager
 async def standard_input(work: Work) -> AsyncIterator[int]:
     """The descriptor of a script's standard input: a pipe for a command, a file for our own scripts."""
-    if isinstance(work.stdin, bytes) and not work.is_ours:
+    if isinstance(work.stdin, int):
+        yield work.stdin
+    elif isinstance(work.stdin, bytes) and not work.is_ours:
         with fed(work.stdin) as descriptor:
             yield descriptor
     else:

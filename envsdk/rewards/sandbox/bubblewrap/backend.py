@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,16 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.binds import check_binds
 from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
+from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER
+from envsdk.rewards.sandbox.bubblewrap.layers import Layers
+from envsdk.rewards.sandbox.bubblewrap.roots import (
+    BASE_ENV,
+    PATH,
+    choose_base,
+    lay_points,
+    lower_parts,
+    own_mounts,
+)
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
 from envsdk.rewards.sandbox.bubblewrap.state import (
@@ -36,7 +47,8 @@ from envsdk.rewards.sandbox.bubblewrap.state import (
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.trees import Trees
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
-from envsdk.rewards.sandbox.contract import ExecResult, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.contract import ExecResult, Image, Limits, Root, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.settings import BubblewrapSettings, parse_settings
 from envsdk.rewards.sandbox.threads import in_thread
 
@@ -58,6 +70,7 @@ class _Prepared:
     overlay: bool
     cgroups: CgroupRoot | None
     trees: Trees
+    layers: Layers
 
 
 class BubblewrapBackend:
@@ -140,9 +153,12 @@ class BubblewrapBackend:
         etc = lease.folder / "etc"
         if not etc.exists():
             await in_thread(make_etc, etc)
-        program = filter_program(platform.machine())
-        if program is not None:
-            (lease.folder / "seccomp").write_bytes(program)
+        filters: dict[bool, Path] = {}
+        for one_owner in (False, True):
+            program = filter_program(platform.machine(), one_owner=one_owner)
+            if program is not None:
+                filters[one_owner] = lease.folder / f"seccomp-{one_owner:d}"
+                filters[one_owner].write_bytes(program)
         python = await asyncio.to_thread(interpreter, self._python(None))
         system = await asyncio.to_thread(this_system, shows_usr_local=python.in_usr_local)
         shared = Surroundings(
@@ -150,7 +166,8 @@ class BubblewrapBackend:
             owner=owner,
             system=system,
             etc=etc,
-            seccomp=lease.folder / "seccomp" if program is not None else None,
+            seccomp=filters.get(False),
+            seccomp_own_root=filters.get(True),
             watch=Watch(),
             layers=SharedLayers(lease.folder),
         )
@@ -159,7 +176,8 @@ class BubblewrapBackend:
         if groups is not None:
             groups.note(lease.folder)
         slots = asyncio.Semaphore(self.settings.commands_at_once)
-        return _Prepared(lease, shared, slots, overlay, groups, trees)
+        layers = Layers(self.settings.state_dir / "images", self.settings.images_mb << 20)
+        return _Prepared(lease, shared, slots, overlay, groups, trees, layers)
 
     async def _try(self, prepared: _Prepared) -> ExecResult:
         """A command that writes into a tree, as a sandbox's user, in a sandbox that is thrown away."""
@@ -179,21 +197,40 @@ class BubblewrapBackend:
     async def _start(self, prepared: _Prepared, image: Image, limits: Limits) -> BubblewrapSandbox:
         python = await asyncio.to_thread(interpreter, self._python(image))
         source = (image.tree or prepared.lease.folder / NO_TREE).resolve()
-        tree = await prepared.trees.borrow(source)
+        layers = image.root.layers if image.root is not None else ()
+        prepared.layers.hold(layers)
         try:
-            sandbox = await self._on(prepared, image, limits, tree, source, python)
+            tree = await prepared.trees.borrow(source)
         except BaseException:
+            prepared.layers.release(layers)
+            raise
+
+        async def give_back() -> None:
+            prepared.layers.release(layers)
             await prepared.trees.give_back(source)
+
+        try:
+            sandbox = await self._on(prepared, image, limits, tree, python, give_back)
+        except BaseException:
+            await give_back()
             raise
         self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
         return sandbox
 
     async def _on(
-        self, prepared: _Prepared, image: Image, limits: Limits, tree: Path, source: Path, python: Interpreter
+        self,
+        prepared: _Prepared,
+        image: Image,
+        limits: Limits,
+        tree: Path,
+        python: Interpreter,
+        give_back: Callable[[], Awaitable[None]],
     ) -> BubblewrapSandbox:
-        """A sandbox of `image` on `tree`, the borrowed `source`."""
+        """A sandbox of `image` on the borrowed `tree`."""
         name = secrets.token_hex(6)
-        binds = {str(folder): folder for folder in python.outside_usr}
+        binds = {} if image.root is not None else {str(folder): folder for folder in python.outside_usr}
+        if image.network:
+            binds[RESOLVER] = Path(RESOLVER)
         folder = prepared.lease.folder / name
         try:
             state = await in_thread(self._make, prepared, folder, tree, image, binds)
@@ -209,10 +246,11 @@ class BubblewrapBackend:
             tree=tree,
             state=state,
             binds=binds,
-            env={**_environment(python), **image.env},
+            env={**(_environment(python) if image.root is None else BASE_ENV), **image.env},
             shared=prepared.shared,
             cgroup=_cgroup(prepared, name, limits),
-            give_back=lambda: prepared.trees.give_back(source),
+            give_back=give_back,
+            own_root=own_mounts(image, image.root, binds) if image.root is not None else (),
             another=partial(self._start, prepared),
         )
 
@@ -226,8 +264,12 @@ class BubblewrapBackend:
             source = named.absolute()
             readable = not owner.is_root or _is_open(source, source.stat().st_ctime_ns)
             binds[inside] = source if readable else owned_copy(source, folder / f"bind-{number}", owner)
+        parts: dict[str, list[Path]] = {"tree": [tree], "tmp": []}
+        if image.root is not None:
+            parts = lower_parts(prepared.layers, image.root)
+            parts |= {"tree": [tree]} if image.tree is not None else {}
         stage = folder / "stage"
-        for name in ("", "tree", "tmp", "base", "etc"):
+        for name in ("", "base", "etc", *parts):
             (stage / name).mkdir(mode=0o755)
         for number, source in enumerate(binds.values()):
             point = stage / f"b{number}"
@@ -235,7 +277,12 @@ class BubblewrapBackend:
                 point.mkdir()
             else:
                 point.touch()
-        return (OverlayState if prepared.overlay else CopiedState)(folder, tree, owner)
+        if not prepared.overlay:
+            return CopiedState(folder, tree, owner)
+        state = OverlayState(folder, parts, owner)
+        if image.root is not None:
+            lay_points(state, own_mounts(image, image.root, binds), binds)
+        return state
 
     def _python(self, image: Image | None) -> Path:
         return (image.python if image is not None else None) or self.settings.python or Path(sys.executable)
@@ -248,7 +295,68 @@ class BubblewrapBackend:
             )
         if image.tree is not None and not image.tree.is_dir():
             raise ConfigurationError(f"the image's tree {image.tree} is no folder")
+        if image.root is not None and self._prepared is not None and not self._prepared.overlay:
+            raise ConfigurationError(
+                "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
+            )
+        if image.network and not self.settings.network:
+            raise ConfigurationError(
+                "the image asks for the network: set `network: true` to give its commands this machine's"
+            )
         check_binds(image)
+
+    @property
+    def has_network(self) -> bool:
+        return self.settings.network
+
+    async def build(self, build: Build) -> Image:
+        from envsdk.rewards.sandbox.bubblewrap.build import build_on_layers
+
+        return await build_on_layers(self, build)
+
+    async def named_image(self, name: str) -> Image:
+        root = await self.base(name)
+        return Image(root=root, env=self.base_env(name), workdir="/")
+
+    def base_env(self, name: str) -> Mapping[str, str]:
+        if self._source(name) != "host":
+            return {"PATH": PATH}
+        return {"PATH": f"{(self.settings.python or Path(sys.executable)).absolute().parent}:{PATH}"}
+
+    async def base(self, name: str) -> Root:
+        source = self._source(name)
+        if source is None:
+            raise ConfigurationError(
+                f"there is no image {name!r} here: `images` of `bubblewrap` names its folder, or `host`"
+            )
+        prepared = await self._prepare()
+        shared = prepared.shared
+        python = await asyncio.to_thread(interpreter, self._python(None))
+        layer, places, fill = await in_thread(choose_base, source, shared.system, python, shared.owner)
+        await prepared.layers.make(layer, lambda folder: in_thread(fill, folder))
+        return Root(layers=(layer,), places=places)
+
+    def _source(self, name: str) -> Path | str | None:
+        """What the settings name for a base image."""
+        return next((to for pattern, to in self.settings.images.items() if fnmatchcase(name, pattern)), None)
+
+    async def layered(
+        self, image: Image, name: str, work: Callable[[BubblewrapSandbox], Awaitable[None]], limits: Limits
+    ) -> Image:
+        assert image.root is not None
+        prepared = await self._prepare()
+
+        async def fill(folder: Path) -> None:
+            sandbox = await self.start(image, limits=limits)
+            try:
+                await work(sandbox)
+                assert isinstance(sandbox.state, OverlayState)
+                await in_thread(sandbox.state.move_to, folder)
+            finally:
+                await sandbox.close()
+
+        await prepared.layers.make(name, fill)
+        return replace(image, root=replace(image.root, layers=(name, *image.root.layers)))
 
 
 def _environment(python: Interpreter) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from envsdk.rewards.sandbox.bubblewrap import leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
 from envsdk.rewards.sandbox.bubblewrap.launch import (
     BASE_REPOSITORY,
+    INSIDE_ID,
     SCRATCH,
     Command,
     System,
@@ -39,6 +41,8 @@ from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
 from envsdk.rewards.sandbox.threads import in_thread
 
+NO_SHELL = "bwrap: execvp bash:"
+"""What bubblewrap says where commands have broken the shell of their own root."""
 _LAUNCHER_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -53,6 +57,8 @@ class Surroundings:
     """Folder with the sandboxes' own `/etc`."""
     seccomp: Path | None
     """File with the filter of system calls."""
+    seccomp_own_root: Path | None
+    """The one for sandboxes with a root of their own."""
     watch: Watch
     layers: SharedLayers
 
@@ -60,6 +66,8 @@ class Surroundings:
 @dataclass(slots=True, eq=False, kw_only=True)
 class BubblewrapSandbox(ShellSandbox):
     """Made by `BubblewrapBackend.start`."""
+
+    takes_descriptors = True
 
     folder: Path
     tree: Path
@@ -71,11 +79,13 @@ class BubblewrapSandbox(ShellSandbox):
     shared: Surroundings
     cgroup: Cgroup | None
     give_back: Callable[[], Awaitable[None]]
-    """Returns the tree."""
+    """Returns the tree, and the root's layers."""
     another: Callable[[Image, Limits], Awaitable[BubblewrapSandbox]]
     """Starts one of the same backend."""
     _held: Sequence[str] = ()
     """Layers of the sandbox that it is a fork of."""
+    own_root: Sequence[tuple[str, str]] = ()
+    """What is bound of the writable parts, where the image has a root."""
     _usage: Usage = field(default_factory=lambda: Usage(0, 0))
     _mounted: tuple[str, ...] = ()
     _process: Process | None = None
@@ -132,10 +142,20 @@ class BubblewrapSandbox(ShellSandbox):
                     await self.give_back()
         return first
 
+    def _has_users(self) -> bool:
+        return self.image.root is not None
+
     async def _run(self, work: Work) -> Finished:
+        user = str(self.image.root.user if self.image.root else INSIDE_ID) if work.user is None else work.user
+        if not user.isdigit() and user != "root":
+            question = f"id -u -- {shlex.quote(user)}"
+            answer = await self._run(replace(work, script=question, user="root", stdin=b"", keep=1 << 10))
+            user = answer.output.text().strip()
+            if answer.reason is not ExecEnd.EXIT or answer.returncode or not user.isdigit():
+                return answer
         async with standard_input(work) as stdin:
             with contextlib.ExitStack() as descriptors:
-                process = self._launch(descriptors, work, stdin)
+                process = self._launch(descriptors, work, stdin, 0 if user == "root" else int(user))
                 watched = Watched(
                     process=process,
                     state=self.state,
@@ -160,16 +180,15 @@ class BubblewrapSandbox(ShellSandbox):
             return ExecEnd.OUT_OF_MEMORY
         if is_over(self._usage, watched.allowed):
             return ExecEnd.DISK_LIMIT
-        return ExecEnd.EXIT if finished.command_exited else ExecEnd.INFRASTRUCTURE
+        if finished.command_exited or (self.own_root and finished.output.text().startswith(NO_SHELL)):
+            return ExecEnd.EXIT
+        return ExecEnd.INFRASTRUCTURE
 
-    def _launch(self, descriptors: contextlib.ExitStack, work: Work, stdin: int) -> Process:
+    def _launch(self, descriptors: contextlib.ExitStack, work: Work, stdin: int, user: int) -> Process:
         """Start the launcher; `descriptors` closes this process's copies of what it is given."""
         script_fd = descriptors.enter_context(_memfd(work.script.encode("utf-8", "surrogateescape")))
-        seccomp_fd = (
-            descriptors.enter_context(_opened(self.shared.seccomp))
-            if self.shared.seccomp is not None
-            else None
-        )
+        seccomp = self.shared.seccomp_own_root if self.own_root else self.shared.seccomp
+        seccomp_fd = descriptors.enter_context(_opened(seccomp)) if seccomp is not None else None
         status = os.pipe()
         options = bwrap_options(
             self.shared.system,
@@ -187,12 +206,23 @@ class BubblewrapSandbox(ShellSandbox):
                 ],
                 shows_repository=work.compares,
                 limits=work.limits,
+                own_root=self.own_root,
+                user=user,
+                network=self.image.network,
             ),
         )
         args_fd = descriptors.enter_context(_memfd(options))
         cgroups = [self.cgroup.folder] if self.cgroup is not None else []
         return Process.start(
-            launcher_argv(self.shared.owner, self._fstab(), cgroups, args_fd, work.limits, work.cwd),
+            launcher_argv(
+                self.shared.owner,
+                self._fstab(),
+                cgroups,
+                args_fd,
+                work.limits,
+                work.cwd,
+                own_root=bool(self.own_root),
+            ),
             env={"PATH": _LAUNCHER_PATH, leases.MARK: self.shared.lease},
             pass_fds=[fd for fd in (script_fd, args_fd, seccomp_fd) if fd is not None],
             stdin=stdin,

@@ -36,6 +36,8 @@ class Architecture:
     socket: int
     ioctl: int
     refused: Mapping[str, int]
+    owners: Mapping[str, int]
+    """What changes the owner of a file, or a process's user."""
     x32_bit: int | None = None
 
 
@@ -51,6 +53,11 @@ ARCHITECTURES = {
             "kexec_load": 246, "keyctl": 250, "open_by_handle_at": 304, "perf_event_open": 298,
             "request_key": 249, "userfaultfd": 323,
         },
+        owners={
+            "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
+            "setuid": 105, "setgid": 106, "setreuid": 113, "setregid": 114, "setgroups": 116,
+            "setresuid": 117, "setresgid": 119, "setfsuid": 122, "setfsgid": 123,
+        },
     ),
     "aarch64": Architecture(
         audit=0xC00000B7,
@@ -62,12 +69,22 @@ ARCHITECTURES = {
             "kexec_load": 104, "keyctl": 219, "open_by_handle_at": 265, "perf_event_open": 241,
             "request_key": 218, "userfaultfd": 282,
         },
+        owners={
+            "fchownat": 54, "fchown": 55,
+            "setregid": 143, "setgid": 144, "setreuid": 145, "setuid": 146, "setresuid": 147,
+            "setresgid": 149, "setfsuid": 151, "setfsgid": 152, "setgroups": 159,
+        },
     ),
 }  # fmt: skip
 
 
-def filter_program(machine: str) -> bytes | None:
-    """The filter for a machine as `platform.machine()` names it; None for one that is not known here."""
+def filter_program(machine: str, *, one_owner: bool = False) -> bytes | None:
+    """The filter for a machine as `platform.machine()` names it; None for one that is not known here.
+
+    Args:
+        one_owner: Calls that change owners and users do nothing, and succeed: the sandbox has one user, and
+            programs that install others' files expect more.
+    """
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:
         return None
@@ -81,6 +98,8 @@ def filter_program(machine: str) -> bytes | None:
         lines += [(_JUMP_AT_LEAST, 0, 1, architecture.x32_bit), (_RETURN, 0, 0, _refuse(errno.ENOSYS))]
     for number in architecture.refused.values():
         lines += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(errno.EPERM))]
+    for number in architecture.owners.values() if one_owner else ():
+        lines += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(0))]
     lines += _on(architecture.socket, _only(_FIRST_ARGUMENT, SOCKET_FAMILIES, errno.EAFNOSUPPORT))
     lines += _on(architecture.ioctl, _none_of(_SECOND_ARGUMENT, (_TIOCSTI, _TIOCLINUX), errno.EPERM))
     lines.append((_RETURN, 0, 0, _ALLOW))

@@ -1,7 +1,7 @@
 """What one episode has written, on disk.
 
     <folder>/stage/...      mount points; bound at STAGE in a command's namespace
-    <folder>/layers/0/{tree,tmp}    what was written until the first snapshot
+    <folder>/layers/0/{tree,tmp}    what was written until the first snapshot; a folder for each part
     <folder>/layers/1/{tree,tmp}    ... until the second; the last layer takes the writes
     <folder>/layers/*/{tree,tmp}-work   overlayfs's own
     <folder>/fstab          what the next command mounts
@@ -20,7 +20,7 @@ import stat
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -67,7 +67,7 @@ class State(Protocol):
     folder: Path
 
     def mounts(self) -> list[str]:
-        """Lines of the launcher's fstab that put the tree at STAGE/tree and `/tmp` at STAGE/tmp."""
+        """Lines of the launcher's fstab that put each part at STAGE/PART: the tree, `/tmp`."""
         ...
 
     def usage(self) -> Usage: ...
@@ -121,10 +121,11 @@ class SharedLayers:
 
 @dataclass(slots=True)
 class OverlayState:
-    """An overlay over the tree."""
+    """An overlay for each part, over folders that stay as they are."""
 
     folder: Path
-    tree: Path
+    parts: Mapping[str, Sequence[Path]]
+    """What lies below each part, the first on top: `{"tree": [tree], "tmp": []}`."""
     owner: Owner
     layers: list[str] = field(default_factory=list)
     """Names below `layers`; of shared ones, whole paths."""
@@ -139,22 +140,21 @@ class OverlayState:
     def _add_layer(self) -> None:
         layer = self.folder / "layers" / (name := str(next(self._names)))
         layer.mkdir()
-        for part, mode in (("tree", stat.S_IMODE(self.tree.stat().st_mode) | 0o700), ("tmp", 0o700)):
+        for part, below in self.parts.items():
             (layer / part).mkdir()
-            (layer / part).chmod(mode)
+            (layer / part).chmod(0o700 | (stat.S_IMODE(below[0].stat().st_mode) if below else 0))
             (layer / f"{part}-work").mkdir()
             for made in (layer / part, layer / f"{part}-work"):
                 self.owner.give(made)
         self.layers.append(name)
 
     def mounts(self) -> list[str]:
-        top, below = self.layers[-1], self.layers[-2::-1]
-        tree = [self._layer(name, "tree") for name in below] + [str(self.tree)]
-        lines = [self._overlay("tree", tree, top)]
-        if below:
-            lines.append(self._overlay("tmp", [self._layer(name, "tmp") for name in below], top))
-        else:
-            lines.append(bind_line(self._layer(top, "tmp"), "tmp"))
+        top, closed = self.layers[-1], self.layers[-2::-1]
+        lines = []
+        for part, given in self.parts.items():
+            below = [*(self._layer(name, part) for name in closed), *map(str, given)]
+            line = self._overlay(part, below, top) if below else bind_line(self._layer(top, part), part)
+            lines.append(line)
         return lines
 
     def _layer(self, name: str, part: str) -> str:
@@ -171,7 +171,14 @@ class OverlayState:
         return f"overlay {STAGE}/{part} overlay {_escaped_field(','.join(options))} 0 0"
 
     def usage(self) -> Usage:
-        return measure([Path(self._layer(name, part)) for name in self.layers for part in ("tree", "tmp")])
+        return measure([Path(self._layer(name, part)) for name in self.layers for part in self.parts])
+
+    def move_to(self, folder: Path) -> None:
+        """Give away the parts of the last layer that hold anything. The sandbox cannot be used afterwards."""
+        for part in self.parts:
+            written = Path(self._layer(self.layers[-1], part))
+            if any(written.iterdir()):
+                written.rename(folder / part)
 
     def snapshot(self) -> LayerSnapshot:
         taken = LayerSnapshot(tuple(self.layers))
@@ -185,7 +192,7 @@ class OverlayState:
 
     def forked(self, made: Self, shared: SharedLayers) -> list[str]:
         top = self.layers[-1]
-        if any(os.listdir(self._layer(top, part)) for part in ("tree", "tmp")):
+        if any(os.listdir(self._layer(top, part)) for part in self.parts):
             self._add_layer()
         for number, name in enumerate(self.layers[:-1]):
             if not os.path.isabs(name):

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,8 @@ ETC = {
     "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{INSIDE_ID}:{INSIDE_ID}::/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{INSIDE_ID}:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "resolv.conf": "",
 }
 """Files of a sandbox's own `/etc`."""
 
@@ -71,7 +72,12 @@ def make_etc(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     for name, content in ETC.items():
         (folder / name).write_text(content)
-    for name in MACHINE_ETC:
+    copy_of_etc(folder, MACHINE_ETC)
+
+
+def copy_of_etc(folder: Path, names: Iterable[str]) -> None:
+    """Copy what this machine's `/etc` has of these."""
+    for name in names:
         source = Path("/etc") / name
         if source.is_dir():
             shutil.copytree(source, folder / name, symlinks=True)

@@ -127,7 +127,7 @@ class Running:
     exited: Exited | None = None
     started: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     untaken: int = 0
-    was_signaled: bool = False
+    was_killed: bool = False
     """By a client."""
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _followers: list[asyncio.Queue[tuple[Event, list[int]]]] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Running:
 
     def signal(self, which: int) -> None:
         """Send a signal to it and its children."""
-        self.was_signaled = True
+        self.was_killed = self.was_killed or which == signal.SIGKILL
         self.guest.send(wire.SIGNAL, self.number, bytes([which]))
 
     def resize(self, columns: int, rows: int) -> None:
@@ -296,6 +296,9 @@ class Guest:
         Raises SandboxError: a client's process is running.
         """
         async with self._lock:
+            for each in self.processes():
+                if each.was_killed:
+                    await each.end()
             if running := self.processes():
                 pids = ", ".join(str(each.pid) for each in running)
                 raise SandboxError(f"processes {pids} run, and only files can be kept: end them first")
@@ -389,7 +392,7 @@ class Guest:
 
     async def _ended(self, running: Running, code: int) -> None:
         """Tell a process's end, and the limit that has ended it, or that it has passed."""
-        if code in (-signal.SIGKILL, KILLED) and not running.was_signaled:
+        if code in (-signal.SIGKILL, KILLED) and not running.was_killed:
             # For lack of memory the kernel kills one process; the sandbox's watch ends all, a moment later.
             await asyncio.sleep(LIMIT_LOOK_S)
         elif "argv" in running.asked and await self.sandbox.is_full():

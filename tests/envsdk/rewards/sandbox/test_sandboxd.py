@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -295,3 +296,75 @@ async def test_nothing_inside_can_take_the_first_process_s_place(sandbox: AsyncS
 async def test_the_end_of_the_first_process_is_the_commands_doing(sandbox: AsyncSandbox) -> None:
     assert await why_ended(sandbox.commands.run("kill -9 -1; sleep 1000")) == "signal: killed"
     assert (await sandbox.commands.run("echo well")).stdout == "well\n"
+
+
+async def test_forks_and_snapshots_have_the_files_and_no_processes(
+    server: SandboxServer, sandbox: AsyncSandbox
+) -> None:
+    await sandbox.files.write("file", "kept")
+    running = await sandbox.commands.run("sleep 1000", background=True)
+    [refused] = await sandbox.fork()
+    assert f"processes {running.pid} run" in str(refused)
+    await running.kill()
+    forks = await sandbox.fork(count=3)
+    snapshot = await sandbox.create_snapshot(name="prepared")
+    await sandbox.files.remove("file")
+    forks += [
+        await AsyncSandbox.create(name, **access(server)) for name in (snapshot.snapshot_id, "prepared")
+    ]
+    for number, fork in enumerate(forks):
+        assert await fork.files.read("file") == "kept"
+        assert (
+            await fork.commands.run(f"echo {number} > file; cat file; echo $A")
+        ).stdout == f"{number}\n1\n"
+        await fork.kill()
+    pages = sandbox.list_snapshots()
+    assert [each.names for each in await pages.next_items()] == [["prepared"]]
+    with pytest.raises(SandboxNotFoundException):
+        await AsyncSandbox.connect(snapshot.snapshot_id, **access(server))
+    assert await AsyncSandbox.delete_snapshot(snapshot.snapshot_id, **access(server))
+    assert not await AsyncSandbox.delete_snapshot(snapshot.snapshot_id, **access(server))
+
+
+async def test_free_places_are_told(server: SandboxServer, open_sandbox: Open) -> None:
+    async with httpx2.AsyncClient(base_url=server.url, headers={"X-API-KEY": THEIRS}) as client:
+        assert (await client.get("/envsdk/places")).json() == {
+            **{"sandboxes": 1, "used": 0, "free": 1, "starting": 0, "draining": False}
+        }
+        await open_sandbox(key=THEIRS)
+        assert (await client.get("/envsdk/places")).json()["free"] == 0
+
+
+async def test_a_repeated_creation_makes_one_sandbox(open_sandbox: Open) -> None:
+    one, other = [await open_sandbox(idempotency_key="once") for _ in range(2)]
+    assert one.sandbox_id == other.sandbox_id
+
+
+async def test_a_folder_is_taken_by_its_digest_alone(server: SandboxServer) -> None:
+    name = hashlib.sha256(b"x").hexdigest()
+    async with httpx2.AsyncClient(base_url=server.url, headers={"X-API-KEY": OURS}) as client:
+        for path, content, status, problem in (
+            (name, b"y", 400, "SHA-256"),
+            (name, b"x", 400, "no tar archive"),
+            ("..", b"x", 404, ""),
+        ):
+            answer = await client.put(f"/envsdk/folders/{path}", content=content)
+            assert answer.status_code == status
+            assert problem in answer.text
+        assert (await client.get(f"/envsdk/folders/{name}")).status_code == 404
+
+
+async def test_a_path_leads_nowhere_outside(sandbox: AsyncSandbox) -> None:
+    await sandbox.commands.run("ln -s / out; ln -s ../../../etc/shadow shadow")
+    for path in "out/root", "../../../root", "shadow", "/proc/1/root/root":
+        with pytest.raises(SandboxException):
+            await sandbox.files.read(f"{path}/.bashrc" if "shadow" not in path else path)
+    assert [entry.name for entry in await sandbox.files.list("out/home")] == ["user"]
+
+
+async def test_bodies_that_are_too_long_are_refused(server: SandboxServer, sandbox: AsyncSandbox) -> None:
+    headers = {"X-API-KEY": OURS}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers) as client:
+        assert (await client.post("/v2/sandboxes", content=b" " * (2 << 20))).status_code == 413
+    with pytest.raises(SandboxException, match="413"):
+        await sandbox.files.write("big", b"\0" * (257 << 20), gzip=True)

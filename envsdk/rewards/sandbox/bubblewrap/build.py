@@ -1,0 +1,242 @@
+"""Dockerfiles without a container program: an instruction is a sandbox whose files become a layer.
+
+base -> for each step: its layer by name, or a sandbox on the layers so far -> exec -> its files as a layer
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import IO, Protocol
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox.bubblewrap.roots import digest
+from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
+from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Root, SandboxError
+from envsdk.rewards.sandbox.images.build import Build
+from envsdk.rewards.sandbox.images.context import Context, digest_of, write_archive
+from envsdk.rewards.sandbox.images.dockerfile import Copy, MakeFolder, Run, Stage, Step, read_dockerfile
+from envsdk.rewards.sandbox.threads import in_thread
+
+MAX_COPY_BYTES = 2 << 30
+"""Of one COPY from another stage."""
+_COPIED = "/tmp/.envsdk-copied"
+_UNPACK = """\
+umask 022
+target=$1
+if [ "$2" ]; then
+    [ -d "$target" ] && target=${target%/}/$2
+    mkdir -p -- "$(dirname -- "$target")" && rm -f -- "$target" || exit
+    tar -xOf - > "$target" && chmod "$3" -- "$target"
+else
+    mkdir -p -- "$target" && tar -xpf - -C "$target" --no-same-owner --keep-directory-symlink
+fi
+"""
+"""Standard input is an archive: for the folder $1; or of one file, $2 of mode $3, for the place $1."""
+_PACK = f"""\
+shopt -s dotglob nullglob
+IFS= chosen=() files=() follow=()
+for source in "$@"; do
+    found=($source)
+    [ -e "${{found[0]}}" ] || {{ echo "there is no $source"; exit 1; }}
+    for place in "${{found[@]}}"; do
+        if [ -d "$place" ]; then
+            chosen+=(-C "$place" .)
+        else
+            chosen+=(-C "${{place%/*}}/" "${{place##*/}}") files+=("$place")
+            [ ! -L "$place" ] || follow=(--dereference)
+        fi
+    done
+done
+tar -cf {_COPIED} "${{follow[@]}}" --hard-dereference "${{chosen[@]}}" || exit
+[ "${{#chosen[@]}} ${{#files[@]}}" != "3 1" ] || stat -Lc %a -- "$files"
+"""
+"""Archives files, and of folders their content; prints the mode where there is one file and nothing else."""
+
+
+class Workshop(Protocol):
+    """What a build needs of its backend."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether commands of a build have the network."""
+        ...
+
+    def base_env(self, name: str) -> Mapping[str, str]:
+        """Variables that every command on a base image has."""
+        ...
+
+    async def base(self, name: str) -> Root:
+        """The root of a base image. Raises ConfigurationError: no setting names it."""
+        ...
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> BubblewrapSandbox: ...
+
+    async def layered(
+        self, image: Image, name: str, work: Callable[[BubblewrapSandbox], Awaitable[None]], limits: Limits
+    ) -> Image:
+        """`image` with the layer `name`, which holds what `work` writes in a sandbox, unless there is one."""
+        ...
+
+
+async def build_on_layers(workshop: Workshop, build: Build) -> Image:
+    """As `images.build_image`."""
+    text = await in_thread(build.dockerfile.read_text, encoding="utf-8", errors="surrogateescape")
+    stages = read_dockerfile(
+        text, file=str(build.dockerfile), args=build.args, base_env=workshop.base_env, target=build.target
+    )
+    context = await in_thread(Context.open, build.context, build.dockerfile)
+    return await _Builder(workshop, build, context, stages).stage(len(stages) - 1)
+
+
+@dataclass(slots=True)
+class _Builder:
+    workshop: Workshop
+    build: Build
+    context: Context
+    stages: list[Stage]
+    _images: dict[int, Image] = field(default_factory=dict)
+
+    async def stage(self, number: int) -> Image:
+        """The image of a stage."""
+        if number not in self._images:
+            self._images[number] = await self._stage(self.stages[number])
+        return self._images[number]
+
+    async def _stage(self, stage: Stage) -> Image:
+        image = replace(await self._image(stage.base, stage.line), env=stage.settings.env)
+        for step in stage.steps:
+            image = await self._step(image, step)
+        root, user = _root(image), stage.settings.user
+        if user != "root" and not user.isdigit():
+            sandbox = await self.workshop.start(replace(image, workdir="/"))
+            result = await sandbox.exec(f"id -u -- {shlex.quote(user)}", timeout_s=60, user="root")
+            await sandbox.close()
+            self._check(result, stage.line, "USER")
+            user = result.output.strip()
+        root = replace(root, user=0 if user == "root" else int(user))
+        return replace(image, root=root, workdir=stage.settings.workdir)
+
+    async def _image(self, base: int | str, line: int) -> Image:
+        if isinstance(base, int):
+            return await self.stage(base)
+        try:
+            return Image(root=await self.workshop.base(base), env=self.workshop.base_env(base), workdir="/")
+        except ConfigurationError as error:
+            raise self._error(line, str(error)) from None
+
+    async def _step(self, image: Image, step: Step) -> Image:
+        work: Callable[[BubblewrapSandbox], Awaitable[None]]
+        match step:
+            case Run():
+                settings = step.settings
+                image = replace(
+                    image, env=settings.env, workdir=settings.workdir, network=self.workshop.has_network
+                )
+                work, what = self._run(step), digest(step.argv, step.args, settings)
+            case Copy(origin=None):
+                work, what = await self._copy(step)
+            case Copy():
+                assert step.origin is not None
+                origin = await self._image(step.origin, step.line)
+                work = self._copy_from(origin, step)
+                what = digest(_root(origin).layers, step.sources, step.target, step.mode)
+            case MakeFolder():
+                work = self._script(step, f"mkdir -p -- {shlex.quote(step.path)}")
+                what = digest("folder", step.path)
+        if not isinstance(step, Run):
+            image = replace(image, workdir="/")
+        return await self.workshop.layered(image, digest(_root(image).layers, what), work, self.build.limits)
+
+    def _run(self, run: Run) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
+        env = {**run.args, **run.settings.env}
+
+        async def work(sandbox: BubblewrapSandbox) -> None:
+            result = await sandbox.exec(
+                f"exec {shlex.join(run.argv)}",
+                timeout_s=self.build.timeout_s,
+                env=env,
+                user=run.settings.user,
+            )
+            self._check(result, run.line, "RUN")
+
+        return work
+
+    async def _copy(self, copy: Copy) -> tuple[Callable[[BubblewrapSandbox], Awaitable[None]], str]:
+        try:
+            entries = await in_thread(self.context.entries, copy)
+            what = digest(await in_thread(digest_of, entries), copy.target, copy.unpacks)
+        except (OSError, ValueError) as error:
+            raise self._error(copy.line, f"COPY {error}") from None
+        is_file = len(entries) == 1 and not entries[0].is_inner and not copy.target.endswith("/")
+        if copy.unpacks and any(entry.is_archive for entry in entries):
+            is_file = False
+
+        async def work(sandbox: BubblewrapSandbox) -> None:
+            with tempfile.TemporaryFile() as archive:
+                await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
+                single = (entries[0].name, f"{entries[0].permissions:o}") if is_file else ("", "")
+                await self._unpack(sandbox, copy, archive, single)
+
+        return work, what
+
+    def _copy_from(self, origin: Image, copy: Copy) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
+        sources = [f"/{source.lstrip('/')}" for source in copy.sources]
+
+        async def work(sandbox: BubblewrapSandbox) -> None:
+            other = await self.workshop.start(replace(origin, workdir="/"), limits=self.build.limits)
+            try:
+                script = f"set -- {shlex.join(sources)}\n{_PACK}"
+                result = await other.exec(script, timeout_s=self.build.timeout_s, user="root")
+                self._check(result, copy.line, "COPY")
+                packed = await other.read(_COPIED, max_bytes=MAX_COPY_BYTES)
+            finally:
+                await other.close()
+            mode = result.output.strip()
+            is_file = mode and not copy.target.endswith("/")
+            with tempfile.TemporaryFile() as archive:
+                await in_thread(archive.write, packed)
+                name = PurePosixPath(sources[0]).name
+                await self._unpack(sandbox, copy, archive, (name, mode) if is_file else ("", ""))
+
+        return work
+
+    async def _unpack(
+        self, sandbox: BubblewrapSandbox, copy: Copy, archive: IO[bytes], single: tuple[str, str]
+    ) -> None:
+        """Unpack an archive; `single` is name and mode of its only file, which `target` may rename."""
+        name, mode = single
+        if copy.mode is not None:
+            mode = f"{copy.mode:o}"
+        archive.flush()
+        archive.seek(0)
+        script = f"set -- {shlex.join([copy.target, name, mode])}\n{_UNPACK}"
+        await self._script(copy, script, archive.fileno())(sandbox)
+
+    def _script(
+        self, step: Step, script: str, stdin: bytes | int = b""
+    ) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
+        async def work(sandbox: BubblewrapSandbox) -> None:
+            result = await sandbox.exec(script, timeout_s=self.build.timeout_s, stdin=stdin, user="root")
+            self._check(result, step.line, "COPY" if isinstance(step, Copy) else "WORKDIR")
+
+        return work
+
+    def _check(self, result: ExecResult, line: int, instruction: str) -> None:
+        if result.reason is ExecEnd.INFRASTRUCTURE:
+            raise SandboxError(f"{self.build.dockerfile}:{line}: {instruction}: {result.output}")
+        if not result.ok:
+            how = f"code {result.returncode}" if result.reason is ExecEnd.EXIT else f"`{result.reason}`"
+            said = result.output.strip()[-2000:]
+            raise self._error(line, f"{instruction} ended with {how}{': ' if said else ''}{said}")
+
+    def _error(self, line: int, message: str) -> ConfigurationError:
+        return ConfigurationError(f"{self.build.dockerfile}:{line}: {message}")
+
+
+def _root(image: Image) -> Root:
+    assert image.root is not None
+    return image.root
