@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from envsdk.base.settings.validation import validated
@@ -44,8 +44,9 @@ class _Wanted:
 
 
 def _wanted(image: Image, limits: Limits) -> _Wanted:
-    lists = tuple(sorted(image.binds.items())), tuple(sorted(image.env.items()))
-    return _Wanted((image.tree, image.container, image.workdir, image.python, *lists, limits), image, limits)
+    values = (getattr(image, each.name) for each in fields(image))
+    told = (tuple(sorted(value.items())) if isinstance(value, Mapping) else value for value in values)
+    return _Wanted((*told, limits), image, limits)
 
 
 class FleetBackend:

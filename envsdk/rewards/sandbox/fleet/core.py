@@ -19,16 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from envsdk.rewards.sandbox.fleet.parts import (
-    UP,
-    Command,
-    Host,
-    Kind,
-    News,
-    Refuse,
-    Sandbox,
-    SandboxState,
-)
+from envsdk.rewards.sandbox.fleet.parts import UP, Command, Host, Kind, News, Refuse, Sandbox, SandboxState
 from envsdk.rewards.sandbox.fleet.plan import refuse_late, settle
 from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
 from envsdk.rewards.sandbox.fleet.state import FleetState

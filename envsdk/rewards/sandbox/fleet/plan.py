@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envsdk.rewards.sandbox.fleet.parts import (
-    Command,
-    Host,
-    Kind,
-    Lease,
-    Refuse,
-    Release,
-    SandboxState,
-)
+from envsdk.rewards.sandbox.fleet import parts
+from envsdk.rewards.sandbox.fleet.parts import Command, Host, Kind, SandboxState
 from envsdk.rewards.sandbox.fleet.state import FleetState
 
 
@@ -41,7 +34,7 @@ def refuse_late(state: FleetState) -> Iterator[Command]:
     for kind in state.kinds.values():
         for request in [one for one, until_s in kind.waiting.items() if until_s <= state.now_s]:
             del kind.waiting[request]
-            yield Refuse(request, _problems(state, kind))
+            yield parts.Refuse(request, _problems(state, kind))
 
 
 def _lease(state: FleetState, kind: Kind) -> Iterator[Command]:
@@ -51,7 +44,7 @@ def _lease(state: FleetState, kind: Kind) -> Iterator[Command]:
         one = kind.warm[0]
         was_warm = state.now_s > one.since_s
         state.lease(one)
-        yield Lease(request, one.number, was_warm)
+        yield parts.Lease(request, one.number, was_warm)
 
 
 def _refuse_unfit(state: FleetState, kind: Kind) -> Iterator[Command]:
@@ -59,7 +52,7 @@ def _refuse_unfit(state: FleetState, kind: Kind) -> Iterator[Command]:
     if kind.waiting and staying and all(name in kind.unfit for name in staying):
         why = "; ".join(dict.fromkeys(kind.unfit[name] for name in staying))
         for request in kind.waiting:
-            yield Refuse(request, why, is_unfit=True)
+            yield parts.Refuse(request, why, is_unfit=True)
         kind.waiting.clear()
         # Next time the image may be there.
         kind.unfit.clear()
@@ -110,7 +103,7 @@ def _drain(state: FleetState, host: Host) -> Iterator[Command]:
             yield state.end(one)
     if not host.num_held:
         del state.hosts[host.name]
-        yield Release(host.name)
+        yield parts.Release(host.name)
 
 
 def _oldest(kind: Kind) -> int:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from envsdk.rewards.sandbox.contract import (
     ExecEnd,
     ExecResult,
-    Image,
     Sandbox,
     SandboxError,
     SandboxFileError,
-    Snapshot,
 )
 
 T = TypeVar("T")
@@ -39,30 +39,13 @@ class FleetSandbox:
         self._inner = inner
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    @property
-    def id(self) -> str:
-        return self._inner.id
-
-    @property
-    def image(self) -> Image:
-        return self._inner.image
-
     def is_lost(self, why: str) -> None:
         """End all calls."""
         if not self._lost.done():
             self._lost.set_result(why)
 
-    async def exec(
-        self,
-        script: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        waits: bool = False,
-    ) -> ExecResult:
-        running = self._inner.exec(script, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin, waits=waits)
+    async def exec(self, script: str, *, timeout_s: float, **how: Any) -> ExecResult:
+        running = self._inner.exec(script, timeout_s=timeout_s, **how)
         try:
             result = await self._answer(running)
         except SandboxError as error:
@@ -71,26 +54,13 @@ class FleetSandbox:
             self._fleet.lost(self._number, result.output)
         return result
 
-    async def read(self, path: str, *, max_bytes: int = 32 << 20) -> bytes:
-        return await self._answer(self._inner.read(path, max_bytes=max_bytes))
+    def __getattr__(self, name: str) -> Any:
+        """The contract's other methods, none of which needs more than the host's answer."""
+        call = getattr(self._inner, name)
+        return partial(self._passed_on, call) if iscoroutinefunction(call) else call
 
-    async def write(self, path: str, data: bytes) -> None:
-        return await self._answer(self._inner.write(path, data))
-
-    async def diff(self) -> str:
-        return await self._answer(self._inner.diff())
-
-    async def pack(self, *, max_bytes: int = 4 << 30) -> bytes:
-        return await self._answer(self._inner.pack(max_bytes=max_bytes))
-
-    async def unpack(self, archive: bytes) -> None:
-        return await self._answer(self._inner.unpack(archive))
-
-    async def snapshot(self) -> Snapshot:
-        return await self._answer(self._inner.snapshot())
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        return await self._answer(self._inner.restore(snapshot))
+    async def _passed_on(self, call: Callable[..., Coroutine[Any, Any, T]], *args: Any, **named: Any) -> T:
+        return await self._answer(call(*args, **named))
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> FleetSandbox:
         copy = await self._answer(self._inner.fork(binds=binds))
@@ -98,9 +68,6 @@ class FleetSandbox:
             await copy.close()
             raise SandboxError(f"sandbox {self.id}: {self._lost.result()}")
         return adopted
-
-    async def is_full(self) -> bool:
-        return await self._answer(self._inner.is_full())
 
     async def alive(self) -> bool:
         try:

@@ -7,16 +7,8 @@ import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from envsdk.rewards.sandbox.fleet.parts import (
-    UP,
-    End,
-    Host,
-    Kind,
-    Lost,
-    Sandbox,
-    SandboxState,
-    Start,
-)
+from envsdk.rewards.sandbox.fleet import parts
+from envsdk.rewards.sandbox.fleet.parts import UP, Host, Kind, Sandbox, SandboxState
 from envsdk.rewards.sandbox.fleet.settings import FleetLimits
 
 
@@ -52,7 +44,7 @@ class FleetState:
             if not kind.waiting and not kind.num_sandboxes and kind.asked_at_s < old_s:
                 del self.kinds[key]
 
-    def start(self, host: Host, kind: Kind, *, is_trial: bool = False) -> Start:
+    def start(self, host: Host, kind: Kind, *, is_trial: bool = False) -> parts.Start:
         one = self.add(host, kind, SandboxState.STARTING)
         one.is_trial, one.is_start = is_trial, True
         self.starting[one.number] = one
@@ -60,7 +52,7 @@ class FleetState:
         kind.num_starting += not is_trial
         if is_trial:
             host.trial = one.number
-        return Start(one.number, host.name, kind.key)
+        return parts.Start(one.number, host.name, kind.key)
 
     def add(self, host: Host, kind: Kind, state: SandboxState) -> Sandbox:
         one = Sandbox(next(self.numbers), host, kind, state, self.now_s)
@@ -81,20 +73,20 @@ class FleetState:
         one.kind.warm.remove(one)
         self._become(one, SandboxState.LEASED)
 
-    def lose(self, one: Sandbox, why: str) -> End | Lost:
+    def lose(self, one: Sandbox, why: str) -> parts.End | parts.Lost:
         """It is gone, and nobody ended it."""
         if one.state is not SandboxState.LEASED:
             return self.end(one)
         self._become(one, SandboxState.LOST)
-        return Lost(one.number, why)
+        return parts.Lost(one.number, why)
 
-    def end(self, one: Sandbox) -> End:
+    def end(self, one: Sandbox) -> parts.End:
         if one.state is SandboxState.WARM:
             one.kind.warm.remove(one)
         if one.state is SandboxState.STARTING:
             self._leave_start(one)
         self._become(one, SandboxState.ENDING)
-        return End(one.number)
+        return parts.End(one.number)
 
     def remove(self, one: Sandbox) -> None:
         """Nothing of it is left."""
