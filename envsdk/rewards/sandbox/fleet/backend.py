@@ -19,6 +19,7 @@ from envsdk.rewards.sandbox.contract import (
     Sandbox,
     SandboxBackend,
     SandboxError,
+    SandboxesFull,
     SandboxUnavailable,
 )
 from envsdk.rewards.sandbox.fleet import parts
@@ -189,6 +190,8 @@ class FleetBackend:
             self._inner[number] = await self._backends[host].start(wanted.image, limits=wanted.limits)
         except ConfigurationError as error:
             self._do(self._core.unfit(number, str(error)))
+        except SandboxesFull as error:
+            self._do(self._core.full(number, str(error)))
         except Exception as error:  # noqa: BLE001 - boundary: a backend may be a plug-in
             self._do(self._core.failed(number, describe_error(error)))
         else:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
+from envsdk.rewards.sandbox.fleet import parts
 from envsdk.rewards.sandbox.fleet.parts import UP, Command, Host, Kind, News, Refuse, Sandbox, SandboxState
 from envsdk.rewards.sandbox.fleet.plan import refuse_late, settle
 from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
@@ -93,6 +94,14 @@ class FleetCore:
         """It could not be started, and nothing of it is left."""
         one = self._get(sandbox, SandboxState.STARTING)
         return [*(self._failed(one, why) if one is not None else ()), *self.ended(sandbox)]
+
+    def full(self, sandbox: int, why: str) -> list[Command]:
+        """Its host has no place for it, which is no fault of the host's."""
+        one = self._get(sandbox, SandboxState.STARTING)
+        if one is not None:
+            one.host.problem, one.host.full_until_s = why, self._state.now_s + parts.FULL_S
+            one.host.trial = None if one.host.trial == sandbox else one.host.trial
+        return self.ended(sandbox)
 
     def unfit(self, sandbox: int, why: str) -> list[Command]:
         """Its host takes no image of its kind; nothing of it is left."""

@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
 
+FULL_S = 2.0
+"""A host that says it is full is asked again after so long."""
 _MAX_DOUBLINGS = 32
 
 
@@ -94,7 +96,9 @@ class Host:
     num_held: int = 0
     """Sandboxes in any state; one that ends holds its place until it is gone."""
     num_starting: int = 0
-    """Of them those that start, or were given up while they did and have not ended."""
+    """Those that start, or were given up while they did and have not ended."""
+    full_until_s: float = -math.inf
+    """It has said that it has no place."""
     is_draining: bool = False
     failures: int = 0
     """In a row."""
@@ -114,9 +118,9 @@ class Host:
     def name(self) -> str:
         return self.config.name
 
-    @property
-    def has_room(self) -> bool:
-        return self.num_held < self.config.places and self.num_starting < self.config.starts_at_once
+    def has_room(self, now_s: float) -> bool:
+        is_below = self.num_held < self.config.places and self.num_starting < self.config.starts_at_once
+        return is_below and now_s >= self.full_until_s
 
     @property
     def is_open(self) -> bool:

@@ -63,14 +63,14 @@ def _try_out(state: FleetState, kind: Kind) -> Iterator[Command]:
     for host in state.hosts.values():
         if len(state.starting) >= state.config.starts_at_once:
             return
-        if host.awaits_trial(state.now_s) and host.has_room and host.name not in kind.unfit:
+        if host.awaits_trial(state.now_s) and host.has_room(state.now_s) and host.name not in kind.unfit:
             yield state.start(host, kind, is_trial=True)
 
 
 def _fill(state: FleetState, kind: Kind, missing: int) -> Iterator[Command]:
     """Start so many sandboxes, as far as there is room."""
     for _ in range(missing):
-        usable = [host for host in _hosts_for(state, kind) if host.has_room]
+        usable = [host for host in _hosts_for(state, kind) if host.has_room(state.now_s)]
         if not usable or len(state.starting) >= state.config.starts_at_once:
             return
         yield state.start(min(usable, key=lambda host: _order(state, host)), kind)

@@ -16,6 +16,7 @@ from envsdk.rewards.sandbox import (
     Image,
     Limits,
     SandboxError,
+    SandboxesFull,
     SandboxUnavailable,
     Snapshot,
 )
@@ -32,7 +33,7 @@ class FakeHost:
     """One host's behavior, and what it holds."""
 
     starts: str = "at once"
-    """`at once`, `never`, `fails`, `refuses`."""
+    """`at once`, `never`, `fails`, `is full`, `refuses`."""
     answers: bool = True
     """Whether its sandboxes do; otherwise calls hang."""
     is_open: bool = False
@@ -113,6 +114,8 @@ class FakeBackend:
                 await asyncio.Event().wait()
             case "fails":
                 raise SandboxError("no disk")
+            case "is full" if len(self.host.sandboxes) == 1:
+                raise SandboxesFull("one sandbox, and no more")
             case "refuses":
                 raise ConfigurationError("no containers here")
         return FakeSandbox(self.host, image)

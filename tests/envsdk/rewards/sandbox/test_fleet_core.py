@@ -104,6 +104,17 @@ def test_a_request_that_no_host_answers_is_refused_when_its_budget_is_over_and_s
     assert "a: no disk; b: 1 of 4 places taken, 1 starting" in refused.why
 
 
+def test_a_host_that_is_full_is_asked_again_later_and_has_not_failed() -> None:
+    core = fleet("a", max_failures=1)
+    core.request(0, "k")
+    assert core.full(0, "64 sandboxes, and no more") == []
+    assert of_type(wait(core, 1), Start) == []
+    (again,) = of_type(wait(core, 1), Start)
+    core.add(HostSettings(name="b"))
+    (elsewhere,) = of_type(core.full(again.sandbox, "64 sandboxes, and no more"), Start)
+    assert elsewhere.host == "b"
+
+
 def test_an_image_that_no_host_takes_is_refused_at_once_and_is_no_hosts_fault() -> None:
     core = fleet()
     (first,) = of_type(core.request(0, "k"), Start)
@@ -348,7 +359,7 @@ class AnyEvents(RuleBasedStateMachine):
         self.carry_out(self.core.withdraw(number))
 
     @precondition(lambda self: self.starting)
-    @rule(data=st.data(), how=st.sampled_from(["started", "started", "started", "failed", "unfit"]))
+    @rule(data=st.data(), how=st.sampled_from(["started", "started", "started", "failed", "full", "unfit"]))
     def a_start_ends(self, data: st.DataObject, how: str) -> None:
         sandbox = data.draw(st.sampled_from(sorted(self.starting)))
         self.starting.remove(sandbox)
@@ -357,9 +368,7 @@ class AnyEvents(RuleBasedStateMachine):
             return
         if sandbox not in self.ending:
             del self.host_of[sandbox]
-            self.carry_out(
-                self.core.failed(sandbox, "x") if how == "failed" else self.core.unfit(sandbox, "x")
-            )
+            self.carry_out(getattr(self.core, how)(sandbox, "x"))
 
     @precondition(lambda self: self.ending - self.starting)
     @rule(data=st.data())

@@ -83,6 +83,17 @@ async def test_a_start_that_no_host_manages_says_what_is_wrong_with_each() -> No
             await backend.start(Image())
 
 
+async def test_a_host_that_is_full_is_asked_again_and_not_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    hosts = [host_named(name, starts="is full") for name in "ab"]
+    async with fleet(*hosts, max_failures=1) as backend:
+        first, second = await backend.start(Image()), await backend.start(Image())
+        third = asyncio.create_task(backend.start(Image()))
+        await first.close()
+        await third
+        assert (await second.exec("true", timeout_s=1)).ok
+        assert not caplog.text
+
+
 async def test_an_image_that_no_host_takes_is_the_callers_error() -> None:
     async with fleet(host_named("a", starts="refuses"), host_named("b", starts="refuses")) as backend:
         with pytest.raises(ConfigurationError, match="no containers here"):
