@@ -50,10 +50,6 @@ class FleetCore:
         return not state.sandboxes and not any(kind.waiting for kind in state.kinds.values())
 
     @property
-    def num_starting(self) -> int:
-        return len(self._state.starting)
-
-    @property
     def warm(self) -> dict[Hashable, tuple[int, int]]:
         """How many sandboxes of each kind are warm, and how many are to be."""
         targets = self._state.warm_targets()

@@ -20,7 +20,8 @@ from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from envsdk.rewards.sandbox.kubernetes_backend import KubernetesBackend
 from tests.envsdk.rewards.sandbox.boxes import said
 
-pytest.importorskip("k8s_agent_sandbox.async_sandbox_client")
+pytest.importorskip("k8s_agent_sandbox.async_sandbox_client", reason="make test-kubernetes")
+pytestmark = pytest.mark.kubernetes
 from aiohttp import web
 from k8s_agent_sandbox.async_k8s_helper import AsyncK8sHelper
 from k8s_agent_sandbox.exceptions import SandboxWarmPoolNotFoundError
