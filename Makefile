@@ -327,7 +327,7 @@ PROGRAMS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@
 $(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt
 	@$(CLIENTS_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt "$$(grep -x 'torch==.*' constraints-clients.txt)"
-	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt -e '.[endpoint,torch,testing]' \
+	$(CLIENTS_BIN)/python -m pip install -c constraints-clients.txt -e '.[e2b,endpoint,torch,testing]' \
 		pytest-asyncio pytest-timeout $(CLIENTS)
 	@touch $@
 

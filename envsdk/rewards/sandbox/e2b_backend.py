@@ -235,7 +235,7 @@ class E2BContainer:
 
 
 def _digest(file: IO[bytes]) -> str:
-    """Of all of it, which is at its start again."""
+    """SHA-256 of a file, which is at its start again."""
     found = hashlib.sha256()
     while chunk := file.read(_CHUNK_BYTES):
         found.update(chunk)

@@ -96,13 +96,15 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def snapshot(self) -> Snapshot:
         async with self._in_use():
-            return await in_thread(self.state.snapshot)
+            return replace(await in_thread(self.state.snapshot), usage=self._usage)
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, LayerSnapshot)
         async with self._in_use():
-            await in_thread(self.state.restore, snapshot)
-            self._usage = await asyncio.to_thread(self.state.usage)
+            left = await in_thread(self.state.restore, snapshot)
+            self._usage = snapshot.usage
+            # Not waited for: it takes longer than all else.
+            asyncio.get_running_loop().run_in_executor(None, leases.delete, left)
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> BubblewrapSandbox:
         image = self.image if binds is None else replace(self.image, binds=binds)

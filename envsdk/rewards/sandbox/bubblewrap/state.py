@@ -59,6 +59,8 @@ class Owner:
 @dataclass(frozen=True, slots=True)
 class LayerSnapshot:
     layers: tuple[str, ...]
+    usage: Usage = Usage(0, 0)
+    """What the files took when it was taken."""
 
 
 class State(Protocol):
@@ -74,7 +76,9 @@ class State(Protocol):
 
     def snapshot(self) -> LayerSnapshot: ...
 
-    def restore(self, snapshot: LayerSnapshot) -> None: ...
+    def restore(self, snapshot: LayerSnapshot) -> Path:
+        """Go back; returns the folder that is to be deleted, whenever there is time."""
+        ...
 
     def forked(self, made: Self, shared: SharedLayers) -> list[str]:
         """Give `made`, a new state of the same tree, all files; returns the shared layers that it holds."""
@@ -185,10 +189,11 @@ class OverlayState:
         self._add_layer()
         return taken
 
-    def restore(self, snapshot: LayerSnapshot) -> None:
-        leases.delete(self.folder / "layers" / self.layers[-1])
+    def restore(self, snapshot: LayerSnapshot) -> Path:
+        left = self.folder / "layers" / self.layers[-1]
         self.layers = [self._moved.get(name, name) for name in snapshot.layers]
         self._add_layer()
+        return left
 
     def forked(self, made: Self, shared: SharedLayers) -> list[str]:
         top = self.layers[-1]
@@ -240,9 +245,9 @@ class CopiedState:
         kept = self._copy_of(self._current)
         return LayerSnapshot((kept.name,))
 
-    def restore(self, snapshot: LayerSnapshot) -> None:
-        old, self._current = self._current, self._copy_of(self.folder / "copies" / snapshot.layers[0])
-        leases.delete(old)
+    def restore(self, snapshot: LayerSnapshot) -> Path:
+        left, self._current = self._current, self._copy_of(self.folder / "copies" / snapshot.layers[0])
+        return left
 
     def forked(self, made: Self, shared: SharedLayers) -> list[str]:
         old, made._current = made._current, made._copy_of(self._current)

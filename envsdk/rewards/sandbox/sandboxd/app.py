@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 _HOST = re.compile(r"\d+-([a-z0-9]+)\.")
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_FILES = 1000
-"""Of one upload."""
+"""Files of one upload."""
 _STATUSES = {2: 404, 13: 403, 1: 403, 30: 403, 28: 507, 122: 507, 27: 507, 11: 429, 5: 500}
-"""By the error inside; of others, the request is at fault."""
+"""Status by the number of an error inside; others are 400."""
 
 
 class App:

@@ -53,9 +53,9 @@ class Box:
     """Whether it is paused, not ended, at its time-out."""
     is_snapshot: bool = False
     names: tuple[str, ...] = ()
-    """Of a snapshot."""
+    """Names of a snapshot."""
     source: str | None = None
-    """Of which sandbox it is a fork."""
+    """The sandbox that it is a fork of."""
     idempotency_key: str | None = None
     access_token: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     started_at: float = field(default_factory=time.time)

@@ -3,7 +3,7 @@
     down --first call--> starting: one `exec` is held open, `inside` connects --> up --exec ends--> down
 
 The contract's `exec` ends all processes when its shell ends, so those that outlive calls live in one `exec`.
-Each has a `Running`; whoever follows it gets its events:
+Each has a `Running`, whose followers get its events:
 
     guest = Guest(sandbox, folder, first_turn)
     running = await guest.start(argv=["/bin/bash", "-c", "echo one"])
@@ -35,12 +35,12 @@ from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
 CODE, DOOR = "/run/envsdk/code", "/run/envsdk/door"
 """Where a sandbox shows the code of `inside`, and the folder with its socket."""
 SCRIPT = (
-    f"exec python3 -I -S -c \"import sys; sys.path.insert(0, '{CODE}'); from inside import server; "
-    'server.main()"'
+    f"exec python3 -I -S -c \"import sys; sys.path.insert(0, '{CODE}'); "
+    f'from {wire.__name__} import main; main()"'
 )
 START_TIMEOUT_S = 60.0
 LIFE_S = 30 * 24 * 3600.0
-"""Of the held `exec`; the sandbox's own time-out ends it."""
+"""Time-out of the held `exec`; the sandbox's own ends it before."""
 MAX_FRAME = 1 << 20
 MAX_UNTAKEN = 1 << 20
 """Bytes of input on their way to one process."""
@@ -75,7 +75,7 @@ class NotStarted(Exception):
     def __init__(self, number: int, text: str) -> None:
         super().__init__(text)
         self.errno = number
-        """As of OSError."""
+        """The number that OSError has."""
 
 
 class NoProcess(Exception):
@@ -128,7 +128,7 @@ class Running:
     started: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     untaken: int = 0
     was_killed: bool = False
-    """By a client."""
+    """Whether a client has killed it."""
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _followers: list[asyncio.Queue[tuple[Event, list[int]]]] = field(default_factory=list)
     _unread: int = 0
@@ -439,10 +439,10 @@ def raise_failure(exited: Exited, said: bytes) -> None:
 
 def lay_code(folder: Path) -> None:
     """Copy `inside`, compiled, to where every sandbox shows it from."""
-    target = folder / "inside"
+    target = folder.joinpath(*wire.__name__.split(".")[:-1])
     shutil.copytree(Path(wire.__file__).parent, target, ignore=shutil.ignore_patterns("__pycache__"))
-    compileall.compile_dir(str(target), quiet=2, ddir="inside")
-    for path in (folder, target, *target.rglob("*")):
+    compileall.compile_dir(str(target), quiet=2)
+    for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 

@@ -43,7 +43,7 @@ CURRENT: ContextVar[Box] = ContextVar("box")
 
 KEEP_ALIVE_S = 50.0
 MAX_WATCHERS = 64
-"""Of one sandbox."""
+"""Watchers of one sandbox."""
 KEEP_ALIVE_HEADER = "keepalive-ping-interval"
 EVERYTHING = 1
 """Process id that `SendSignal` ends all of a sandbox's processes with."""
@@ -59,7 +59,7 @@ _CODES = {
     errno.EAGAIN: Code.RESOURCE_EXHAUSTED,
     errno.EIO: Code.INTERNAL,
 }
-"""Of other errors, the request is at fault."""
+"""Code by the number of an error inside; others are INVALID_ARGUMENT."""
 
 ResponseT = TypeVar("ResponseT")
 
@@ -213,7 +213,8 @@ async def _in_time(
     events: Events, ctx: RequestContext[Any, Any], keep_alive: Callable[[], ResponseT]
 ) -> AsyncIterator[Event | ResponseT | None]:
     """Events until the last, with signs of life between them; None when the client's time is over."""
-    interval = float(ctx.request_headers.get(KEEP_ALIVE_HEADER) or KEEP_ALIVE_S)
+    asked = ctx.request_headers.get(KEEP_ALIVE_HEADER) or ""
+    interval = max(1.0, float(asked)) if asked.isdigit() else KEEP_ALIVE_S
     left_ms = ctx.timeout_ms
     until = None if left_ms is None else time.monotonic() + left_ms / 1000
     while True:

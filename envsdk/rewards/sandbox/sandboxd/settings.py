@@ -54,13 +54,13 @@ class ServerSettings(StrictSettings):
     """Where sandboxes run: `bubblewrap`, `docker`, `podman`, or another by its name."""
     backend_settings: dict[str, Any] = Field(default_factory=dict)
     templates: dict[str, Template] = Field(default_factory=lambda: {"base": Template()})
-    """By the names that clients give; `base` is what they get who give none."""
+    """What sandboxes start from, by the names that clients give; who gives none gets `base`."""
     tokens: dict[str, Token] = Field(min_length=1)
-    """By names that appear in logs."""
+    """Who may use the server, by names of your choice."""
     limits: dict[str, PositiveInt] = Field(default_factory=dict)
-    """Of every sandbox, and the most that a client may ask for: fields of `Limits`, such as `memory_mb`."""
+    """Limits of a sandbox, and the most that a client may ask for: fields of `Limits`."""
     timeout_s: PositiveInt = 300
-    """Of a sandbox whose client names none."""
+    """Time-out of a sandbox whose client names none."""
     starts_at_once: PositiveInt = Field(default_factory=lambda: 2 * (os.cpu_count() or 1))
     """How many sandboxes start at the same time."""
     state_dir: Path = Field(

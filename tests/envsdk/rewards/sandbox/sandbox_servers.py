@@ -21,7 +21,7 @@ def access(server: SandboxServer, key: str = OURS) -> dict[str, str]:
 @asynccontextmanager
 async def sandbox_server(folder: Path, **settings: Any) -> AsyncIterator[SandboxServer]:
     """One with two tokens; nothing is left of it."""
-    tokens = {"ours": {"token": OURS, "sandboxes": 500}, "theirs": {"token": THEIRS, "sandboxes": 1}}
+    tokens = {"ours": {"token": OURS, "sandboxes": 1000}, "theirs": {"token": THEIRS, "sandboxes": 1}}
     places = {"backend_settings": {"state_dir": folder / "sandboxes"}, "state_dir": folder / "server"}
     server = SandboxServer(ServerSettings(**{"tokens": tokens, **places, **settings}))
     await server.start()

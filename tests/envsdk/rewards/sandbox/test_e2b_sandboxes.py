@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from e2b import AsyncSandbox
 
-from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxesFull
+from envsdk.rewards.sandbox import (
+    ExecEnd,
+    Image,
+    Limits,
+    SandboxError,
+    SandboxesFull,
+    SandboxUnavailable,
+)
+from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
 from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
@@ -137,3 +147,41 @@ async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_
         await sandbox.close()
         await (await backend.start(Image())).close()
         await backend.aclose()
+
+
+async def test_elsewhere_folders_are_laid_into_each_sandbox(
+    backend: E2BBackend, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "_takes_folders", False)
+    (tmp_path / "test_hidden.py").write_text("assert True\n")
+    sandbox = await backend.start(Image(tree=repository, binds={"/testbed/tests": tmp_path}))
+    await sandbox.exec("echo attack > tests/test_hidden.py; sed -i s/1/2/ lib.py", timeout_s=60)
+    assert said(await sandbox.exec("cat tests/*", timeout_s=60)) == "assert True"
+    assert "+    return 2" in await sandbox.diff()
+    await sandbox.close()
+
+
+async def test_the_sandboxes_of_dead_programs_are_ended(server: SandboxServer, backend: E2BBackend) -> None:
+    boot, pid, _ = this_process().split(":")
+    for holder in f"{boot}:{pid}:1", this_process(), "other-boot:1:1":
+        metadata = {"envsdk_sandbox": "1", "envsdk_holder": holder}
+        await AsyncSandbox.create(metadata=metadata, **access(server))
+    await backend._sweep()
+    holders = [box.metadata["envsdk_holder"] for box in server.boxes.of("ours")]
+    assert f"{boot}:{pid}:1" not in holders
+    assert "other-boot:1:1" in holders
+
+
+async def test_a_server_that_cannot_be_used_says_why(
+    server: SandboxServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SandboxUnavailable, match="wrong or missing API key"):
+        await E2BBackend({"api_url": server.url, "api_key": "e2b_" + "9" * 40}).probe()
+    with pytest.raises(SandboxUnavailable, match="runs no sandboxes for this key"):
+        await E2BBackend({"api_url": "http://127.0.0.1:9", "api_key": OURS}).probe()
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    with pytest.raises(SandboxUnavailable, match="set E2B_API_KEY"):
+        await E2BBackend({"api_url": server.url}).probe()
+    monkeypatch.setitem(sys.modules, "e2b", None)
+    with pytest.raises(SandboxUnavailable, match=r"pip install 'envsdk\[e2b\]'"):
+        await E2BBackend({}).probe()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64 << 10
 MAX_ENTRIES = 10_000
-"""Of one list."""
+"""Entries of one list."""
 
 
 HOME = "/"

@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 
-from .files import CHUNK, answered
+from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK, answered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
