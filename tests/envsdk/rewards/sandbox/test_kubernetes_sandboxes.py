@@ -21,12 +21,12 @@ from envsdk.rewards.sandbox.kubernetes_backend import KubernetesBackend
 from tests.envsdk.rewards.sandbox.boxes import said
 
 pytest.importorskip("k8s_agent_sandbox.async_sandbox_client", reason="make test-kubernetes")
-pytestmark = pytest.mark.kubernetes
 from aiohttp import web
 from k8s_agent_sandbox.async_k8s_helper import AsyncK8sHelper
 from k8s_agent_sandbox.exceptions import SandboxWarmPoolNotFoundError
 from k8s_agent_sandbox.models import ExecutionResult, LegacyExecuteRequest
 
+pytestmark = pytest.mark.kubernetes
 POOL = "python"
 LIMITS = Limits(output_bytes=64 << 20, kept_output_bytes=64 << 20)
 ROOT = "/app"
