@@ -11,13 +11,20 @@ import pytest
 import pytest_asyncio
 from e2b import AsyncSandbox
 
-from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox import (
+    ExecEnd,
+    Image,
+    Limits,
+    SandboxError,
+    SandboxesFull,
+    SandboxUnavailable,
+)
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
 from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
 from tests.envsdk.rewards.sandbox.boxes import Start, said
-from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, access, sandbox_server
+from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,6 +92,17 @@ async def test_a_sandbox_that_the_server_ended_is_infrastructure(
     assert not await sandbox.alive()
     with pytest.raises(SandboxError):
         await sandbox.read("lib.py")
+
+
+async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_fails(tmp_path: Path) -> None:
+    async with sandbox_server(tmp_path) as server:
+        backend = E2BBackend(access(server, THEIRS))
+        sandbox = await backend.start(Image())
+        with pytest.raises(SandboxesFull, match="1 sandboxes at once"):
+            await backend.start(Image())
+        await sandbox.close()
+        await (await backend.start(Image())).close()
+        await backend.aclose()
 
 
 async def test_elsewhere_folders_are_laid_into_each_sandbox(
