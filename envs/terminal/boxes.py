@@ -75,6 +75,8 @@ class Boxes:
     """Starts the boxes of tasks."""
 
     backends: LoopBackends
+    identity: str
+    """Says what may change how a task is played: backend, settings, limits."""
     limits: Mapping[str, int]
     """Limits of each box, which count before those of its task."""
     variables: Mapping[str, str]

@@ -140,6 +140,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         )
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
+            identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),
             limits=check_limits(args.limits or {}),
             variables=args.variables or {},
             has_network=bool(settings.get("network")),

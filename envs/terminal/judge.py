@@ -24,7 +24,6 @@ from envsdk.envs.terminal.boxes import (
     lay,
     lay_folder,
     named,
-    ours,
     resolved,
     taken,
 )
@@ -115,7 +114,10 @@ async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ..
     for folder in plan.tests:
         await lay_folder(box, folder, TESTS)
     rewards = f"{VERIFIER_LOGS}/reward.json", f"{VERIFIER_LOGS}/reward.txt"
-    await ours(box, f"rm -rf {' '.join(rewards)} && chmod +x {TEST}")
+    cleared = f"rm -rf {' '.join(rewards)} && chmod +x {TEST}"
+    ready = await box.exec(cleared, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+    if ready.reason is ExecEnd.EXIT and not ready.ok:
+        raise NoReward(f"{TEST} cannot be run: {ready.output.strip()[-300:]}")
     ended = await box.exec(
         f"exec {TEST}",
         timeout_s=plan.timeout_s,

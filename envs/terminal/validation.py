@@ -28,6 +28,9 @@ _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
 """A first line that a shell may as well leave out."""
 _validating: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
 
+_problems: dict[str, str] = {}
+"""What this process has found; empty for a sound task."""
+
 
 def solution_command(task: HarborTask, stage: Stage, variables: Mapping[str, str]) -> str:
     """A command that solves a stage: the text of solve.sh, or one that brings all files of the solution."""
@@ -60,16 +63,16 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
     """Raises ConfigurationError: the task has a solution, and it is not paid, or nothing is paid as much."""
     if not task.has_solution:
         return
-    digest = await asyncio.to_thread(_digest, task.folder)
+    digest = await asyncio.to_thread(_digest, task.folder, f"{boxes.identity}\n{reward_key}")
     here = asyncio.get_running_loop(), digest
     async with _validating.setdefault(here, asyncio.Lock()):
-        file = cache_folder() / "terminal" / "sound" / f"{digest}-{reward_key}.json"
-        if not file.is_file():
-            problem = await _problem(task, boxes, bounds, reward_key)
-            if problem:
-                raise ConfigurationError(f"{task.id} cannot be used: {problem}")
-            make_folder(file.parent)
-            write_json_atomically(file, {"id": task.id})
+        file = cache_folder() / "terminal" / "sound" / f"{digest}.json"
+        if digest not in _problems:
+            _problems[digest] = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
+        if _problems[digest]:
+            raise ConfigurationError(f"{task.id} cannot be used: {_problems[digest]}")
+        make_folder(file.parent)
+        write_json_atomically(file, {"id": task.id})
 
 
 async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
@@ -105,8 +108,8 @@ async def play(task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool) 
     return combined(rewards, task.strategy)
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
+def _digest(folder: Path, identity: str) -> str:
+    digest = hashlib.sha256(identity.encode())
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             digest.update(

@@ -26,6 +26,8 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
     if not has_network and any(stage.verifier.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
+    if task.config.environment.cpus is not None:
+        said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
     return said

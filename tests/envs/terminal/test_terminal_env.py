@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from harbor_folders import write_task
 from terminal_episodes import make, play, solve
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.terminal.boxes import BoxBroken, resolved
+from envsdk.envs.terminal.boxes import RUINED, AgentsBox, BoxBroken, resolved
 from envsdk.envs.terminal.env import SUBMIT_COMMAND, TerminalEnv
 from envsdk.envs.terminal.harbor.rewards import NoReward
 from envsdk.envs.terminal.notes import notes
 from envsdk.envs.terminal.replies import MAX_WAIT_S, format_command, read_keys
+from envsdk.envs.terminal.shipped import TASKS
 from envsdk.envs.terminal.task_list import folder_of, read_tasks, split_of, task_list
-from envsdk.rewards.sandbox import SandboxError
+from envsdk.rewards.sandbox import ExecEnd, ExecResult, SandboxError
 from tests.by_day import by_day
 
-SHIPPED = [task.id for task in task_list(None, "all").tasks]
+SHIPPED = sorted(f"{file.parent.name}/{file.stem}" for file in TASKS.glob("*/*.toml"))
 DONE = '{"commands": [], "task_complete": true}'
 
 
@@ -122,6 +125,62 @@ async def test_a_verifiers_box_that_fails_is_never_scored(
     with pytest.raises(SandboxError, match="no more sandboxes"):
         await env.step(format_command(SUBMIT_COMMAND, "bash"))
     await env.close()
+
+
+@pytest.mark.asyncio
+async def test_a_box_that_the_policy_has_ruined_is_its_own_fault(tmp_path: Path) -> None:
+    toml = 'artifacts = ["/app/x"]\n[verifier]\nenvironment_mode = "separate"'
+    test = "#!/bin/bash\n[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    env = make(write_task(tmp_path, {"task.toml": toml, "tests/test.sh": test}), max_steps=3)
+    await env.reset(seed=0)
+    await env.step(format_command("touch /app/x; rm -rf --no-preserve-root / 2> /dev/null", "bash"))
+    observation, *_ = await env.step(format_command("ls", "bash"))
+    assert "No such file or directory" in observation
+    _, reward, _, truncated, info = await env.step(format_command(SUBMIT_COMMAND, "bash"))
+    assert (reward, truncated) == (0.0, True)
+    assert len(info["artifacts_left_out"]) == 2
+    await env.close()
+
+
+class FailingBox:
+    """A sandbox whose machine seems to fail, in the first so many commands or in all."""
+
+    id = "fake"
+
+    def __init__(self, failures: float) -> None:
+        self.failures = failures
+
+    async def exec(self, script: str, **_: object) -> ExecResult:
+        self.failures -= 1
+        if self.failures >= 0:
+            return ExecResult.infrastructure("it broke")
+        return ExecResult(output="", returncode=0, reason=ExecEnd.EXIT, elapsed_s=0.0, total_bytes=0)
+
+    async def alive(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("failures", "of_a_new_one", "is_ruined"),
+    [(math.inf, 0, True), (math.inf, math.inf, False), (1, 0, False)],
+)
+async def test_a_box_in_which_nothing_runs_is_the_policys_fault_where_a_new_one_works(
+    failures: float, of_a_new_one: float, is_ruined: bool
+) -> None:
+    async def start() -> Any:
+        return FailingBox(of_a_new_one)
+
+    agents = AgentsBox(cast(Any, FailingBox(failures)), start)
+    if is_ruined:
+        result = await agents.exec("ls", timeout_s=1)
+        assert (result.reason, result.returncode, result.output) == (ExecEnd.EXIT, 126, RUINED)
+    else:
+        with pytest.raises(SandboxError, match="it broke"):
+            await agents.exec("ls", timeout_s=1)
 
 
 @pytest.mark.asyncio
