@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox import Image, Limits, SandboxError, open_backend
+from envsdk.rewards.sandbox import Image, Limits, Root, SandboxError, open_backend
 from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
 from envsdk.rewards.sandbox.images import build_image, named_image
 from tests.envsdk.rewards.sandbox.boxes import said
@@ -124,6 +124,13 @@ async def test_what_is_built_once_is_not_built_again(backend: BubblewrapBackend,
     again = (await printed(backend, await built(backend, context, text), "cat /one /two")).split()
     assert again[0] == stamps[0]
     assert again[1] != stamps[1]
+
+
+async def test_too_many_layers_are_refused_with_what_to_do(backend: BubblewrapBackend) -> None:
+    image = await named_image(backend, "box")
+    assert image.root is not None
+    with pytest.raises(ConfigurationError, match="too many for one overlay: join"):
+        await backend.start(replace(image, root=replace(image.root, layers=image.root.layers * 200)))
 
 
 BUILD = """\
@@ -237,6 +244,12 @@ async def test_other_backends_say_that_they_build_nothing(context: Path) -> None
         await build_image(backend, context)
     with pytest.raises(ConfigurationError, match="there is no Dockerfile"):
         await build_image(backend, context, dockerfile="Other")
+    for image, problem in (
+        (Image(root=Root(layers=("x",))), "`root`"),
+        (Image(network=True), "`network: true`"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            await backend.start(image)
     with pytest.raises(ConfigurationError, match="one user"):
         await (await backend.start(Image())).exec("true", timeout_s=9, user="root")
     await backend.aclose()
