@@ -83,15 +83,12 @@ PURE_CORES = {
     "envsdk/rewards/code/program_text.py",
     "envsdk/rewards/code/returned.py",
     "envsdk/rewards/code/rows.py",
-<<<<<<< HEAD
     "envs/terminal/artifacts.py",
     "envs/terminal/harbor/config.py",
     "envs/terminal/harbor/rewards.py",
-=======
     "envsdk/rewards/sandbox/images/dockerfile.py",
     "envsdk/rewards/sandbox/terminal/emulator.py",
     "envsdk/rewards/sandbox/terminal/keys.py",
->>>>>>> images
     "managers/ledger.py",
     "managers/ledger_parts.py",
     "managers/ledger_types.py",
