@@ -31,22 +31,8 @@ ETC = {
     "shadow": "root:*:20000:0:99999:7:::\nnobody:*:20000:0:99999:7:::\n",
 }
 """Files of a base made of this machine; the rest is as in every sandbox."""
-MACHINE_ETC = ("ssl", "ca-certificates", "login.defs", "mime.types", "protocols", "services")
-_FOLDERS = (
-    "dev",
-    "home",
-    "mnt",
-    "opt",
-    "proc",
-    "root",
-    "run",
-    "srv",
-    "sys",
-    "usr",
-    "var/log",
-    "var/lib",
-    "var/cache",
-)
+MACHINE_ETC = ("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services")
+_FOLDERS = (*("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr"), "var/log", "var/lib")
 _LOCAL_FOLDERS = ("bin", "etc", "include", "lib", "sbin", "share", "src")
 _OPEN_FOLDERS = ("tmp", "var/tmp")
 
@@ -126,6 +112,8 @@ def _copy_folders(source: str, target: Path, hidden: frozenset[str], owner: Owne
 def _make_exported_base(folder: Path, source: Path, owner: Owner) -> None:
     """A copy of a whole root file system that lies at `source`."""
     copy_tree(source, folder / "root")
+    devices = ["find", str(folder), "(", "-type", "b", "-o", "-type", "c", ")", "-delete"]
+    subprocess.run(devices, check=True, capture_output=True)
     _finish(folder, owner)
 
 
