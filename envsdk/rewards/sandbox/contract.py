@@ -270,7 +270,8 @@ class Sandbox(Protocol):
         ...
 
     async def is_full(self) -> bool:
-        """Whether its files are over the limits. May be asked while a command runs."""
+        """Whether its files are over the limits, or have grown since it was asked. May be asked while a command
+        runs."""
         ...
 
     async def alive(self) -> bool:
