@@ -29,6 +29,7 @@ for _name in (
     "test_a_memory_hog_is_ended_where_there_are_no_control_groups",
     "test_a_program_without_descriptors_leaves_no_command_running",
     "test_a_state_that_somebody_deleted_is_infrastructure",
+    "test_a_server_of_containers_plays_with_e2b_s_sdk",
     "test_a_task_in_a_container_image_is_graded",
     "test_a_terminal_runs_in_a_container",
     "test_a_tree_of_zombies_leaves_nothing",
