@@ -120,7 +120,8 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def is_full(self) -> bool:
         allowed = allowed_usage(self.limits, self._usage)
-        return is_over(await asyncio.to_thread(self.state.usage), allowed)
+        self._usage = await asyncio.to_thread(self.state.usage)
+        return is_over(self._usage, allowed)
 
     def _is_gone(self) -> bool:
         return self._closed or not self.folder.is_dir()

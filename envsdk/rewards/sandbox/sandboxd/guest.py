@@ -20,6 +20,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -35,8 +36,9 @@ from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
 CODE, DOOR = "/run/envsdk/code", "/run/envsdk/door"
 """Where a sandbox shows the code of `inside`, and the folder with its socket."""
 SCRIPT = (
+    "mkdir -p -- {workdir}; "
     f"exec python3 -I -S -c \"import sys; sys.path.insert(0, '{CODE}'); "
-    f'from {wire.__name__} import main; main()"'
+    f'from {wire.__name__} import main; main()" {{workdir}}'
 )
 START_TIMEOUT_S = 60.0
 LIFE_S = 30 * 24 * 3600.0
@@ -329,7 +331,8 @@ class Guest:
         async with self.starts:
             listener = _listen(self.folder)
             accepting = asyncio.ensure_future(_accepted(listener))
-            self._held = asyncio.create_task(self.sandbox.exec(SCRIPT, timeout_s=LIFE_S, waits=True))
+            script = SCRIPT.format(workdir=shlex.quote(self.sandbox.image.workdir))
+            self._held = asyncio.create_task(self.sandbox.exec(script, timeout_s=LIFE_S, cwd="/", waits=True))
             try:
                 await asyncio.wait(
                     {accepting, self._held}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED

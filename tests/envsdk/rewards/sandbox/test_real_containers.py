@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from e2b import AsyncSandbox, TimeoutException
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Verdict, evaluate
@@ -32,6 +33,7 @@ from envsdk.rewards.sandbox.remote import RemoteSandbox
 from envsdk.rewards.sandbox.terminal import open_terminal
 from tests.envsdk.rewards.sandbox.boxes import said
 from tests.envsdk.rewards.sandbox.engines import IMAGE, Engine, open_engine
+from tests.envsdk.rewards.sandbox.sandbox_servers import access, sandbox_server
 
 pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module")]
 
@@ -383,3 +385,24 @@ async def test_a_terminal_runs_in_a_container(sandbox: RemoteSandbox) -> None:
     await terminal.send(["C-c", "sleep 1000 &", "Enter"], 0.5)
     await terminal.close()
     assert said(await sandbox.exec("ps ax | grep -c '[s]leep 1000' || true", timeout_s=WAIT_S)) == "0"
+
+
+async def test_a_server_of_containers_plays_with_e2b_s_sdk(engine: Engine, tmp_path: Path) -> None:
+    settings = {"backend": engine.name, "backend_settings": {"image": IMAGE, "starts_at_once": 2}}
+    templates = {"base": {"workdir": "/testbed"}}
+    async with sandbox_server(tmp_path, templates=templates, **settings) as server:
+        sandbox = await AsyncSandbox.create(**access(server))
+        await sandbox.files.write("a/file", "content")
+        background = await sandbox.commands.run("cat; echo end", background=True, stdin=True)
+        assert (await sandbox.commands.run("cat a/file; pwd")).stdout == "content/testbed\n"
+        await background.send_stdin("one\n")
+        await background.close_stdin()
+        assert (await background.wait()).stdout == "one\nend\n"
+        await sandbox.pause()
+        await sandbox.connect()
+        assert [entry.name for entry in await sandbox.files.list("a")] == ["file"]
+        with pytest.raises(TimeoutException):
+            await sandbox.commands.run("sleep 600", timeout=1)
+        [refused] = await sandbox.fork()
+        assert "its backend has no forks" in str(refused)
+        await sandbox.kill()
