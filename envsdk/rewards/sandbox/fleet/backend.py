@@ -67,14 +67,16 @@ class FleetBackend:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = validated(FleetSettings, settings, "settings of sandbox backend `fleet`")
-        hosts = self.settings.named_hosts()
+        self._hosts = self.settings.named_hosts()
         self._written_at = self._time_of_file()
-        self._backends = {name: self._open(host) for name, host in hosts.items()}
+        self._opened = dict(self._hosts)
+        """Those that are being drained too."""
+        self._backends = {name: self._open(host) for name, host in self._opened.items()}
         self._numbers = itertools.count()
-        self._begin(hosts.values())
+        self._begin()
 
-    def _begin(self, hosts: Iterable[HostSettings]) -> None:
-        self._core = FleetCore(hosts, self.settings)
+    def _begin(self) -> None:
+        self._core = FleetCore(self._hosts.values(), self.settings)
         self._answers: dict[int, asyncio.Future[parts.Lease]] = {}
         self._inner: dict[int, Sandbox] = {}
         self._leased: dict[int, FleetSandbox] = {}
@@ -119,10 +121,8 @@ class FleetBackend:
         if open_tasks:
             await asyncio.wait(open_tasks, timeout=2 * END_TIMEOUT_S)
         await _cancel({*open_tasks, *filter(None, [self._beat])})
-        await asyncio.gather(*(self._let_go(name) for name in self._backends))
-        hosts = self.settings.named_hosts()
-        self._backends = {name: self._open(host) for name, host in hosts.items()}
-        self._begin(hosts.values())
+        await asyncio.gather(*(self._let_go(*each) for each in self._backends.items()))
+        self._begin()
 
     def lost(self, number: int, why: str) -> None:
         """A leased sandbox failed."""
@@ -184,7 +184,8 @@ class FleetBackend:
                 case parts.Lost(number, why):
                     self._leased[number].is_lost(why)
                 case parts.Release(host):
-                    self._released.add(asyncio.create_task(self._let_go(host)))
+                    del self._opened[host]
+                    self._released.add(asyncio.create_task(self._let_go(host, self._backends.pop(host))))
                 case parts.News(text):
                     log.warning("%s", text)
         if not self._core.is_idle and (self._beat is None or self._beat.done()):
@@ -256,15 +257,23 @@ class FleetBackend:
         self._written_at = written_at
         try:
             hosts = self.settings.named_hosts()
-            opened = {name: self._open(host) for name, host in hosts.items() if name not in self._backends}
+            for host in hosts.values():
+                known = self._opened.get(host.name, host)
+                if (known.backend, known.settings) != (host.backend, host.settings):
+                    raise ConfigurationError(
+                        f"hosts_file: {host.name} has other settings; give it another name"
+                    )
+            opened = {name: self._open(host) for name, host in hosts.items() if name not in self._opened}
         except ConfigurationError as error:
             log.error("%s; the fleet stays as it is", error)
             return
         self._backends |= opened
-        for name in [name for name in self._backends if name not in hosts]:
+        self._opened |= hosts
+        for name in self._hosts.keys() - hosts.keys():
             self._do(self._core.drain(name))
         for host in hosts.values():
             self._do(self._core.add(host))
+        self._hosts = hosts
 
     def _time_of_file(self) -> int:
         file = self.settings.hosts_file
@@ -278,10 +287,10 @@ class FleetBackend:
             host.backend, {**({"commands_at_once": shared} if shared else {}), **host.settings}
         )
 
-    async def _let_go(self, host: str) -> None:
+    async def _let_go(self, host: str, backend: SandboxBackend) -> None:
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                await self._backends[host].aclose()
+                await backend.aclose()
         except Exception as error:  # noqa: BLE001 - boundary: a backend may be a plug-in
             log.warning("sandbox host %s was not closed: %s", host, describe_error(error))
 

@@ -41,7 +41,7 @@ class FleetLimits(StrictSettings):
     start_timeout_s: PositiveFloat = 120.0
     """A sandbox that no host has started by then is an error."""
     attempt_timeout_s: PositiveFloat = 30.0
-    """A start that takes longer is given up, and tried on another host."""
+    """A start that takes longer is given up, and tried on another host. Downloads of images count."""
     silence_s: PositiveFloat = 30.0
     """A host that does not answer for so long is taken for dead, with all sandboxes on it."""
     max_failures: PositiveInt = 3

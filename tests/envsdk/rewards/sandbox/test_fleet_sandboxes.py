@@ -181,12 +181,17 @@ async def test_hosts_join_and_are_drained_when_their_file_changes(tmp_path: Path
     async with fleet(hosts_file=file) as backend:
         sandbox = await backend.start(Image())
         file.write_text("- {backend: no_such_backend}\n")
-        await backend.start(Image())
+        others = [await backend.start(Image())]
         assert HOSTS["a"].num_started == 2, "a file with an error changes nothing"
+        file.write_text(yaml.safe_dump([{**first, "settings": {"host": "b"}}]))
+        others.append(await backend.start(Image()))
+        assert HOSTS["a"].num_started == 3, "a name stands for one host"
         file.write_text(yaml.safe_dump([second]))
         await backend.start(Image())
         assert HOSTS["b"].num_started == 1
         assert (await sandbox.exec("true", timeout_s=1)).ok, "a drained host keeps its leases"
+        await asyncio.gather(*(each.close() for each in (sandbox, *others)))
+        await until(lambda: not HOSTS["a"].is_open)
 
 
 @pytest.mark.parametrize(
