@@ -16,6 +16,7 @@ from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
+from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.contract import (
     Image,
     Limits,
@@ -139,6 +140,7 @@ class UnsandboxedBackend:
         log.warning("commands run without a sandbox: they may do anything to this machine")
 
     async def start(self, image: Image, *, limits: Limits | None = None) -> Unsandboxed:
+        check_image(image)
         outside = [path for path in image.binds if not PurePosixPath(path).is_relative_to(image.workdir)]
         if outside or image.container is not None:
             raise ConfigurationError(

@@ -249,6 +249,10 @@ class BubblewrapBackend:
         self, prepared: _Prepared, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
     ) -> State:
         """The sandbox's folder; `binds` gets the image's, in places that the sandbox's user may read."""
+        if image.root is not None and not prepared.overlay:
+            raise ConfigurationError(
+                "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
+            )
         folder.mkdir(mode=0o711)
         owner = prepared.shared.owner
         for number, (inside, named) in enumerate(sorted(image.binds.items())):
@@ -286,15 +290,7 @@ class BubblewrapBackend:
             )
         if image.tree is not None and not image.tree.is_dir():
             raise ConfigurationError(f"the image's tree {image.tree} is no folder")
-        if image.root is not None and self._prepared is not None and not self._prepared.overlay:
-            raise ConfigurationError(
-                "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
-            )
         check_image(image, network=self.settings.network, own_root=True)
-
-    @property
-    def has_network(self) -> bool:
-        return self.settings.network
 
     async def build(self, build: Build) -> Image:
         from envsdk.rewards.sandbox.bubblewrap.build import build_on_layers
@@ -306,11 +302,13 @@ class BubblewrapBackend:
         return Image(root=root, env=self.base_env(name), workdir="/")
 
     def base_env(self, name: str) -> Mapping[str, str]:
+        """Variables of every command on a base image."""
         if self._source(name) != "host":
             return {"PATH": PATH}
         return {"PATH": f"{(self.settings.python or Path(sys.executable)).absolute().parent}:{PATH}"}
 
     async def base(self, name: str) -> Root:
+        """The root of a base image. Raises ConfigurationError: no setting names it."""
         source = self._source(name)
         if source is None:
             raise ConfigurationError(
@@ -330,6 +328,7 @@ class BubblewrapBackend:
     async def layered(
         self, image: Image, name: str, work: Callable[[BubblewrapSandbox], Awaitable[None]], limits: Limits
     ) -> Image:
+        """`image` with the layer `name`, of what `work` writes in a sandbox, unless there is such a layer."""
         assert image.root is not None
         prepared = await self._prepare()
 

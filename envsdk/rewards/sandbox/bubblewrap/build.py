@@ -8,10 +8,10 @@ from __future__ import annotations
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap.roots import digest
@@ -20,7 +20,6 @@ from envsdk.rewards.sandbox.contract import (
     ExecEnd,
     ExecResult,
     Image,
-    Limits,
     Root,
     SandboxError,
     SandboxFileError,
@@ -29,6 +28,9 @@ from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.context import Context, digest_of, write_archive
 from envsdk.rewards.sandbox.images.dockerfile import Copy, Run, Stage, read_dockerfile
 from envsdk.rewards.sandbox.threads import in_thread
+
+if TYPE_CHECKING:
+    from envsdk.rewards.sandbox.bubblewrap.backend import BubblewrapBackend
 
 MAX_COPY_BYTES = 2 << 30
 """Limit of one COPY from another stage."""
@@ -66,44 +68,19 @@ tar -cf {_COPIED} $mode "${{follow[@]}}" --hard-dereference "${{chosen[@]}}" || 
 """Archives files, and of folders their content; prints the mode where there is one file and nothing else."""
 
 
-class Workshop(Protocol):
-    """What a build needs of its backend."""
-
-    @property
-    def has_network(self) -> bool:
-        """Whether commands of a build have the network."""
-        ...
-
-    def base_env(self, name: str) -> Mapping[str, str]:
-        """Variables that every command on a base image has."""
-        ...
-
-    async def base(self, name: str) -> Root:
-        """The root of a base image. Raises ConfigurationError: no setting names it."""
-        ...
-
-    async def start(self, image: Image, *, limits: Limits | None = None) -> BubblewrapSandbox: ...
-
-    async def layered(
-        self, image: Image, name: str, work: Callable[[BubblewrapSandbox], Awaitable[None]], limits: Limits
-    ) -> Image:
-        """`image` with the layer `name`, which holds what `work` writes in a sandbox, unless there is one."""
-        ...
-
-
-async def build_on_layers(workshop: Workshop, build: Build) -> Image:
+async def build_on_layers(backend: BubblewrapBackend, build: Build) -> Image:
     """As `images.build_image`."""
     text = await in_thread(build.dockerfile.read_text, encoding="utf-8", errors="surrogateescape")
     stages = read_dockerfile(
-        text, file=str(build.dockerfile), args=build.args, base_env=workshop.base_env, target=build.target
+        text, file=str(build.dockerfile), args=build.args, base_env=backend.base_env, target=build.target
     )
     context = await in_thread(Context.open, build.context, build.dockerfile)
-    return await _Builder(workshop, build, context, stages).stage(len(stages) - 1)
+    return await _Builder(backend, build, context, stages).stage(len(stages) - 1)
 
 
 @dataclass(slots=True)
 class _Builder:
-    workshop: Workshop
+    backend: BubblewrapBackend
     build: Build
     context: Context
     stages: list[Stage]
@@ -121,7 +98,7 @@ class _Builder:
             image = await self._step(image, step)
         root, user = _root(image), stage.settings.user
         if user != "root" and not is_number(user):
-            sandbox = await self.workshop.start(replace(image, workdir="/"))
+            sandbox = await self.backend.start(replace(image, workdir="/"))
             result = await sandbox.exec(f"id -u -- {shlex.quote(user)}", timeout_s=60, user="root")
             await sandbox.close()
             self._check(result, stage.line, "USER")
@@ -134,7 +111,7 @@ class _Builder:
         if isinstance(base, int):
             return await self.stage(base)
         try:
-            return Image(root=await self.workshop.base(base), env=self.workshop.base_env(base), workdir="/")
+            return Image(root=await self.backend.base(base), env=self.backend.base_env(base), workdir="/")
         except ConfigurationError as error:
             raise self._error(line, str(error)) from None
 
@@ -144,7 +121,7 @@ class _Builder:
             case Run():
                 settings = step.settings
                 image = replace(
-                    image, env=settings.env, workdir=settings.workdir, network=self.workshop.has_network
+                    image, env=settings.env, workdir=settings.workdir, network=self.backend.settings.network
                 )
                 work, what = self._run(step), digest(step.argv, step.args, settings)
             case Copy(origin=None):
@@ -156,7 +133,7 @@ class _Builder:
                 what = digest(_root(origin).layers, step.sources, step.target, step.mode)
         if not isinstance(step, Run):
             image = replace(image, workdir="/")
-        return await self.workshop.layered(image, digest(_root(image).layers, what), work, self.build.limits)
+        return await self.backend.layered(image, digest(_root(image).layers, what), work, self.build.limits)
 
     def _run(self, run: Run) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
         env = {**run.args, **run.settings.env}
@@ -196,7 +173,7 @@ class _Builder:
         sources = [f"/{source.lstrip('/')}" for source in copy.sources]
 
         async def work(sandbox: BubblewrapSandbox) -> None:
-            other = await self.workshop.start(replace(origin, workdir="/"), limits=self.build.limits)
+            other = await self.backend.start(replace(origin, workdir="/"), limits=self.build.limits)
             try:
                 mode = "" if copy.mode is None else f"--mode={copy.mode:o}"
                 script = f"set -- {shlex.join(sources)}; mode={mode}\n{_PACK}"

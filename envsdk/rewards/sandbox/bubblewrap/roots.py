@@ -32,6 +32,8 @@ ETC = {
 }
 """Files of a base made of this machine; the rest is as in every sandbox."""
 MACHINE_ETC = ("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services")
+MAX_LOWER_BYTES = 3500
+"""Paths of an overlay's layers: the kernel takes a page of options, which the upper ones share."""
 _FOLDERS = (*("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr"), "var/log", "var/lib")
 _LOCAL_FOLDERS = ("bin", "etc", "include", "lib", "sbin", "share", "src")
 _OPEN_FOLDERS = ("tmp", "var/tmp")
@@ -129,8 +131,16 @@ def _finish(folder: Path, owner: Owner) -> None:
 
 
 def lower_parts(layers: Layers, root: Root) -> dict[str, list[Path]]:
-    """What lies below each part of a sandbox's state."""
+    """What lies below each part of a sandbox's state.
+
+    Raises ConfigurationError: the layers are too many.
+    """
     parts = {"root": layers.parts(root.layers, "root")}
+    if sum(len(str(folder)) + 1 for folder in parts["root"]) > MAX_LOWER_BYTES:
+        raise ConfigurationError(
+            f"the image has {len(root.layers)} layers, too many for one overlay: join instructions, or set a "
+            "shorter `state_dir`"
+        )
     for number, place in enumerate(root.places):
         parts[part_of(number)] = [*layers.parts(root.layers, part_of(number)), Path(place)]
     return parts

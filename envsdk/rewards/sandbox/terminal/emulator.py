@@ -34,7 +34,7 @@ _TOKEN = re.compile(
 )
 """Text or a whole sequence. Of sequences the `known` ones are pyte's; the others have no effect."""
 _UNFINISHED = re.compile(rf"\x1b(?:\[[0-?]{{0,64}}[ -/]{{0,8}}|[ -/])?|{_STRING}\x1b?")
-_NOT_TEXT = re.compile("[\x7f-\x9f]")
+_NOT_TEXT = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 class Emulator:

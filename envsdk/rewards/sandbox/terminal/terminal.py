@@ -78,7 +78,7 @@ async def open_terminal(
         user: As in `Sandbox.exec`.
         env: Added to the image's.
         timeout_s: After this many seconds all of its processes are killed.
-        start_timeout_s: How long to wait for the first prompt, which is seen in bubblewrap only.
+        start_timeout_s: How long to wait for the first prompt: of a shell that edits lines, in bubblewrap.
 
     Raises ConfigurationError: the sandbox's backend has no terminals.
     """
@@ -91,7 +91,7 @@ async def open_terminal(
         terminal.resize(rows, cols)
         shell = shlex.join(command)
         # Some backends make the terminal the command's own already.
-        script = f"exec >&0 2>&0; (: < /dev/tty) && exec {shell}; exec setsid --ctty --wait -- {shell}"
+        script = f"exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ {shell}"
         variables = {**_ENV, **(env or {})}
         await terminal.run(
             sandbox.exec(script, timeout_s=timeout_s, env=variables, stdin=inside, waits=True, user=user),
@@ -240,8 +240,9 @@ class Terminal:
             await asyncio.sleep((time.monotonic() - started) / _SHARE_OF_TIME)
 
     def _is_idle(self) -> bool:
-        """Whether the shell, inside, has read all keys, is in the foreground, and sleeps."""
-        if self._keys:
+        """Whether the shell, inside, edits a line, has read all keys, and sleeps."""
+        # A shell reads single characters while it waits for a line, and only then.
+        if self._keys or termios.tcgetattr(self.inside)[3] & termios.ICANON:
             return False
         with contextlib.suppress(OSError):
             (unread,) = struct.unpack("i", fcntl.ioctl(self.inside, termios.FIONREAD, b"\0" * 4))

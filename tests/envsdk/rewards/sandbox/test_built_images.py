@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox import Image, Limits, SandboxError, open_backend
+from envsdk.rewards.sandbox import Image, Limits, Root, SandboxError, open_backend
 from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
 from envsdk.rewards.sandbox.images import build_image, named_image
 from tests.envsdk.rewards.sandbox.boxes import said
@@ -126,6 +126,13 @@ async def test_what_is_built_once_is_not_built_again(backend: BubblewrapBackend,
     assert again[1] != stamps[1]
 
 
+async def test_too_many_layers_are_refused_with_what_to_do(backend: BubblewrapBackend) -> None:
+    image = await named_image(backend, "box")
+    assert image.root is not None
+    with pytest.raises(ConfigurationError, match="too many for one overlay: join"):
+        await backend.start(replace(image, root=replace(image.root, layers=image.root.layers * 200)))
+
+
 BUILD = """\
 import asyncio, sys
 from pathlib import Path
@@ -200,12 +207,14 @@ async def test_the_network_is_there_only_where_the_settings_allow_it(
 async def test_layers_that_nobody_uses_are_deleted_beyond_the_limit(context: Path, tmp_path: Path) -> None:
     backend = new_backend(tmp_path / "state", images_mb=200)
     images = tmp_path / "state/images"
+    (images / "of-a-dead-program.new/root").mkdir(parents=True)
     kept = await built(backend, context, "FROM box\nRUN head -c 20M /dev/urandom > /kept\n")
     sandbox = await backend.start(kept)
     first = await built(backend, context, "FROM box\nRUN head -c 20M /dev/urandom > /first\n")
     for number in range(9):
         await built(backend, context, f"FROM box\nRUN head -c 20M /dev/urandom > /{number}\n")
     assert total_size(images) <= 200 << 20
+    assert not list(images.glob("*.new"))
     assert said(await sandbox.exec("stat -c %s /kept", timeout_s=60)) == str(20 << 20)
     with pytest.raises(SandboxError, match="build the image again"):
         await backend.start(first)
@@ -237,6 +246,12 @@ async def test_other_backends_say_that_they_build_nothing(context: Path) -> None
         await build_image(backend, context)
     with pytest.raises(ConfigurationError, match="there is no Dockerfile"):
         await build_image(backend, context, dockerfile="Other")
+    for image, problem in (
+        (Image(root=Root(layers=("x",))), "`root`"),
+        (Image(network=True), "`network: true`"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
+            await backend.start(image)
     with pytest.raises(ConfigurationError, match="one user"):
         await (await backend.start(Image())).exec("true", timeout_s=9, user="root")
     await backend.aclose()

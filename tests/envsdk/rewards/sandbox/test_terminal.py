@@ -179,6 +179,8 @@ async def test_a_command_is_shown_once_it_has_ended(terminal: Terminal, sandbox:
     assert not screen.ended
     screen = await terminal.send(["export KEPT=1; cd /tmp", "Enter", "echo $KEPT$PWD", "Enter"], WAIT_S)
     assert "\n1/tmp\n" in screen.text
+    screen = await terminal.send(["PS1=$(sleep 0.3; echo new)'> '; wait; read -t 0.3 x", "Enter"], WAIT_S)
+    assert screen.text.rstrip().endswith("new>")
     screen = await terminal.send(["exit 3", "Enter"], WAIT_S)
     assert screen.ended
     assert terminal.result is not None
@@ -244,7 +246,8 @@ async def test_closing_ends_all_that_runs_in_it(start: Start) -> None:
     assert (await waiting).output == "0\n1000\n"
     assert processes_of(sandbox.shared.lease) == []
     assert terminal.result is None
-    again = await open_terminal(sandbox, command=[sys.executable, "-c", "input(); print('python')"])
+    program = [sys.executable, "-c", "input(); print('python')"]
+    again = await open_terminal(sandbox, command=program, start_timeout_s=0.1)
     assert "python" in (await until_shown(again, "python", "Enter")).text
     await again.close()
     await sandbox.close()
