@@ -258,7 +258,9 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         """What people read of the check."""
         how = CHECKED[Mode.SEPARATE if state.task.is_separate else Mode.SHARED]
         left_out = [entry for each in checked for entry in each.left_out]
-        details: dict[str, Any] = {"verdict": how, "parts": dict(rewards), "verifier": checked[-1].output}
+        details: dict[str, Any] = {"verdict": how, "parts": dict(rewards), "task": state.task.id}
+        if checked[-1].output:
+            details["verifier"] = checked[-1].output
         if left_out:
             details["artifacts_left_out"] = left_out
         if gate:

@@ -28,8 +28,7 @@ MAIN = "main"
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _SERVICE = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"
-_PACKAGE = r"^[a-zA-Z0-9](\.?[a-zA-Z0-9_-])*\.?/[a-zA-Z0-9](\.?[a-zA-Z0-9_-])*\.?$"
-"""`org/name`, without `..`."""
+_PACKAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
 _NOT_PORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[1-9¹²³])", re.IGNORECASE)
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -204,6 +203,12 @@ class Artifact(_Table):
         )
 
 
+def _package(name: str) -> str:
+    if not _PACKAGE.fullmatch(name) or ".." in name:
+        raise ValueError(f"{name!r} is not of the form `org/name`")
+    return name
+
+
 def _step_name(name: str) -> str:
     device = _DEVICE.fullmatch(name.partition(".")[0].rstrip(" "))
     if (
@@ -236,7 +241,7 @@ class Step(_Table):
 
 
 class Package(_Table):
-    name: str = Field(pattern=_PACKAGE)
+    name: Annotated[str, AfterValidator(_package)]
     version: str | None = Field(None, min_length=1)
     description: str = ""
     authors: list[dict[str, Any]] = []

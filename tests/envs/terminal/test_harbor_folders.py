@@ -164,7 +164,7 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
         ({"task.toml": "[agent]\ntimeout_sec = 'long'"}, "agent.timeout_sec: must be a number, not 'long'"),
         ({"task.toml": "[environment]\nmemory = '2'"}, "environment: '2' is no size such as '2G'"),
         ({"task.toml": "[environment]\nos = 'Windows'", "tests/test.sh": None}, "environment.os: windows"),
-        ({"task.toml": "[task]\nname = 'x'"}, "task.name: must match"),
+        ({"task.toml": "[task]\nname = 'x'"}, "task.name: 'x' is not of the form `org/name`"),
         ({"task.toml": "artifacts = ['/a/../b']"}, "artifacts[0]: source '/a/../b' must not hold `..`"),
         ({"task.toml": "[[steps]]\nname = '../x'"}, "steps[0].name: '../x' is no name of a folder"),
         ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'"}, "two steps are named 'a'"),

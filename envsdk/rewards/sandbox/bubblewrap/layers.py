@@ -115,6 +115,11 @@ class Layers:
         return None
 
     def _evict(self, newest: str) -> None:
+        for left in self.folder.glob("*.new"):
+            # Nobody makes it any more: its maker died.
+            if (lock := self._lock(left.stem, fcntl.LOCK_EX)) is not None:
+                with _closing(lock):
+                    leases.delete(left)
         sizes = {file.parent.name: int(file.read_text()) for file in self.folder.glob("*/size")}
         total = sum(sizes.values())
         for name in sorted(sizes, key=self._last_use):

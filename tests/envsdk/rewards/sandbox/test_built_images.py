@@ -207,12 +207,14 @@ async def test_the_network_is_there_only_where_the_settings_allow_it(
 async def test_layers_that_nobody_uses_are_deleted_beyond_the_limit(context: Path, tmp_path: Path) -> None:
     backend = new_backend(tmp_path / "state", images_mb=200)
     images = tmp_path / "state/images"
+    (images / "of-a-dead-program.new/root").mkdir(parents=True)
     kept = await built(backend, context, "FROM box\nRUN head -c 20M /dev/urandom > /kept\n")
     sandbox = await backend.start(kept)
     first = await built(backend, context, "FROM box\nRUN head -c 20M /dev/urandom > /first\n")
     for number in range(9):
         await built(backend, context, f"FROM box\nRUN head -c 20M /dev/urandom > /{number}\n")
     assert total_size(images) <= 200 << 20
+    assert not list(images.glob("*.new"))
     assert said(await sandbox.exec("stat -c %s /kept", timeout_s=60)) == str(20 << 20)
     with pytest.raises(SandboxError, match="build the image again"):
         await backend.start(first)
