@@ -300,6 +300,10 @@ class BubblewrapBackend:
         if image.tree is not None and not image.tree.is_dir():
             raise ConfigurationError(f"the image's tree {image.tree} is no folder")
         check_image(image, network=self.settings.network, own_root=True)
+        if image.network and image.root is None:
+            raise ConfigurationError(
+                "the network is for images with a `root`: build one, `images.build_image`"
+            )
 
     async def build(self, build: Build) -> Image:
         from envsdk.rewards.sandbox.bubblewrap.build import build_on_layers

@@ -18,8 +18,7 @@ ETC = {
     "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{INSIDE_ID}:{INSIDE_ID}::/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{INSIDE_ID}:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 """Files of a sandbox's own `/etc`."""
 

@@ -200,6 +200,8 @@ async def test_the_network_is_there_only_where_the_settings_allow_it(
     resolver = Path("/etc/resolv.conf")
     assert await printed(opened, image, f"cat {resolver}") == resolver.read_text().strip()  # noqa: ASYNC240
     sandbox = await opened.start(image)
+    with pytest.raises(ConfigurationError, match="images with a `root`"):
+        await opened.start(Image(network=True))
     assert "busy" in (await sandbox.exec("mv /etc /moved", timeout_s=60)).output
     await opened.aclose()
 
