@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from e2b import AsyncSandbox
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
@@ -123,3 +124,15 @@ async def test_a_server_that_cannot_be_used_says_why(
     monkeypatch.setitem(sys.modules, "e2b", None)
     with pytest.raises(SandboxUnavailable, match=r"pip install 'envsdk\[e2b\]'"):
         await E2BBackend({}).probe()
+
+
+async def test_an_interpreter_whose_packages_the_sandbox_lacks_is_refused(
+    backend: E2BBackend, server: SandboxServer, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho pip; echo no-such-package\n")
+    python.chmod(0o755)
+    before = len(server.boxes.of("ours"))
+    with pytest.raises(ConfigurationError, match=r"lacks no-such-package, which .*python has"):
+        await backend.start(Image(python=python))
+    assert len(server.boxes.of("ours")) == before
