@@ -26,6 +26,9 @@ OPENENV_INSTALLED := $(OPENENV_VENV)/.installed
 VERIFIERS_VENV := .venv-verifiers
 VERIFIERS_BIN := $(VERIFIERS_VENV)/bin
 VERIFIERS_INSTALLED := $(VERIFIERS_VENV)/.installed
+KUBERNETES_VENV := .venv-kubernetes
+KUBERNETES_BIN := $(KUBERNETES_VENV)/bin
+KUBERNETES_INSTALLED := $(KUBERNETES_VENV)/.installed
 TRACKERS_VENV := .venv-trackers
 TRACKERS_BIN := $(TRACKERS_VENV)/bin
 TRACKERS_INSTALLED := $(TRACKERS_VENV)/.installed
@@ -288,6 +291,16 @@ $(TRACKERS_INSTALLED): pyproject.toml constraints-trackers.txt
 		pytest-asyncio pytest-timeout
 	@touch $@
 
+.PHONY: test-kubernetes
+test-kubernetes: $(KUBERNETES_INSTALLED) ## Run the tests of Kubernetes' sandboxes with the real client, without a cluster, in .venv-kubernetes
+	$(KUBERNETES_BIN)/python -m pytest -m kubernetes tests/envsdk/rewards/sandbox/test_kubernetes_sandboxes.py
+
+$(KUBERNETES_INSTALLED): pyproject.toml constraints-kubernetes.txt
+	@$(KUBERNETES_BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(KUBERNETES_VENV)
+	$(KUBERNETES_BIN)/python -m pip install -c constraints-kubernetes.txt -e '.[kubernetes,testing]' \
+		pytest-asyncio pytest-timeout
+	@touch $@
+
 .PHONY: test-verifiers
 test-verifiers: $(VERIFIERS_INSTALLED) ## Run the tests that need verifiers, in .venv-verifiers, which takes 0.6 GB
 	$(VERIFIERS_BIN)/python -m pytest -m verifiers tests/verifiers_package
@@ -391,5 +404,5 @@ constraints: install ## Write the versions installed now to constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and the other environments (.venv-*), caches and built packages; runs/ and data/ stay
 	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(CLIENTS_VENV) $(INSPECT_VENV) \
-		$(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+		$(KUBERNETES_VENV) $(TRACKERS_VENV) $(PEERS_VENV) $(DOCS_VENV) $(RELEASE_VENV) build site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,6 +36,7 @@ TARGETS: Mapping[str, Sequence[str]] = {
     "test-verifiers": (),
     "test-adapters": ("gcc",),
     "test-trackers": (),
+    "test-kubernetes": ("bubblewrap", "git"),
     "test-clients": ("nodejs", "npm"),
     "test-vllm": (),
     "test-podman": ("podman", "crun", "runc"),

@@ -12,6 +12,7 @@ from envsdk.rewards.sandbox.contract import (
     Sandbox,
     SandboxBackend,
     SandboxError,
+    SandboxesFull,
     SandboxFileError,
     SandboxUnavailable,
     Snapshot,
@@ -27,6 +28,7 @@ __all__ = [
     "SandboxError",
     "SandboxFileError",
     "SandboxUnavailable",
+    "SandboxesFull",
     "Snapshot",
     "open_backend",
 ]

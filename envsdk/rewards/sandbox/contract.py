@@ -162,6 +162,10 @@ class SandboxUnavailable(SandboxError):
     """A backend cannot run here; the message says why and what to do."""
 
 
+class SandboxesFull(SandboxError):
+    """There is no place for another sandbox; one that closes makes one."""
+
+
 class SandboxFileError(Exception):
     """A path inside a sandbox cannot be read or written: it is missing, a folder, too large ...."""
 

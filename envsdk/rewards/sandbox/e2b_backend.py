@@ -25,7 +25,14 @@ from typing import IO, Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.containers import has_died, this_process
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.contract import (
+    ExecEnd,
+    Image,
+    Limits,
+    SandboxError,
+    SandboxesFull,
+    SandboxUnavailable,
+)
 from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.process import Finished
 from envsdk.rewards.sandbox.remote import ENDED, RemoteBackend, RemoteSandbox, Shell, packed
@@ -272,11 +279,13 @@ async def told() -> AsyncIterator[None]:
     """What the SDK raises as SandboxError."""
     import httpx
     from connectrpc.errors import ConnectError
-    from e2b import AuthenticationException, SandboxException
+    from e2b import AuthenticationException, RateLimitException, SandboxException
     from e2b.exceptions import ServiceBusyException
 
     try:
         yield
+    except RateLimitException as error:
+        raise SandboxesFull(f"e2b: {error}") from error
     except (
         *(AuthenticationException, ConnectError, SandboxException, ServiceBusyException),
         *(httpx.HTTPError, OSError),
@@ -358,6 +367,8 @@ class E2BBackend(RemoteBackend):
             sandbox = await self._start(Image(), Limits())
             answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
             await sandbox.close()
+        except SandboxesFull:
+            raise
         except SandboxError as error:
             raise SandboxUnavailable(f"{where} runs no sandboxes for this key: {error}") from error
         if answer.output != "probe\n":

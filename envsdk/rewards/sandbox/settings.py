@@ -109,6 +109,25 @@ class E2BSettings(SandboxSettings):
     """After this many seconds the service ends a sandbox."""
 
 
+class KubernetesSettings(SandboxSettings):
+    """Settings of the `kubernetes` backend."""
+
+    warmpool: str
+    """`SandboxWarmPool` that sandboxes are claimed from where an image names no container."""
+    warmpools: Mapping[str, str] = Field(default_factory=dict)
+    """Those of container images, by the images' names."""
+    namespace: str = "default"
+    connect: Literal["in_cluster", "gateway", "direct"] = "in_cluster"
+    """How sandboxes are reached: from a Pod of the cluster, by a Gateway, or by the router's address."""
+    connection: Mapping[str, Any] = Field(default_factory=dict)
+    """Fields of `k8s_agent_sandbox.models`' configuration of that, such as `api_url` or `gateway_name`."""
+    starts_at_once: PositiveInt = 16
+    """How many sandboxes start at the same time."""
+    ready_timeout_s: PositiveInt = 180
+    time_to_live_s: PositiveInt = 4 * 3600
+    """After this many seconds the cluster deletes a sandbox."""
+
+
 class UnsandboxedSettings(SandboxSettings):
     """Settings of the `unsandboxed` backend."""
 

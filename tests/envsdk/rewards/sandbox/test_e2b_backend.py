@@ -12,13 +12,13 @@ import pytest_asyncio
 from e2b import AsyncSandbox
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxesFull, SandboxUnavailable
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
 from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
 from tests.envsdk.rewards.sandbox.boxes import Start, said
-from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, access, sandbox_server
+from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
 
@@ -136,3 +136,14 @@ async def test_an_interpreter_whose_packages_the_sandbox_lacks_is_refused(
     with pytest.raises(ConfigurationError, match=r"lacks no-such-package, which .*python has"):
         await backend.start(Image(python=python))
     assert len(server.boxes.of("ours")) == before
+
+
+async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_fails(tmp_path: Path) -> None:
+    async with sandbox_server(tmp_path) as server:
+        backend = E2BBackend(access(server, THEIRS))
+        sandbox = await backend.start(Image())
+        with pytest.raises(SandboxesFull, match="1 sandboxes at once"):
+            await backend.start(Image())
+        await sandbox.close()
+        await (await backend.start(Image())).close()
+        await backend.aclose()

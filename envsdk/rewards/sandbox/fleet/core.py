@@ -1,0 +1,202 @@
+"""Which host starts which sandbox, and who has it. Pure: events in, commands out.
+
+    request: waiting --a sandbox of its kind is up--> leased
+                `---- budget over, or no host takes its kind --> refused
+    sandbox: starting --started--> warm --> leased --given back--> ending --ended--> gone
+                |  failed: gone      | old, not needed  `-- lost --^  ^
+                `-- takes too long --+--------------------------------'
+    host:    open --failures in a row, or silence--> quarantined --back-off over--> on trial --starts--> open
+                `-- drained: no more starts --> released   ^------ fails: twice as long ------'
+
+A start belongs to a kind of sandbox, not to the request that caused it. The first that is up goes to the
+request that has waited longest; one that fails, or takes too long, is made up for on another host.
+
+The warm pool holds as many sandboxes of a kind as requests come while one starts. A host on trial starts one
+more than is needed, so that no request depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from envsdk.rewards.sandbox.fleet import parts
+from envsdk.rewards.sandbox.fleet.parts import UP, Command, Host, Kind, News, Refuse, Sandbox, SandboxState
+from envsdk.rewards.sandbox.fleet.plan import refuse_late, settle
+from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
+from envsdk.rewards.sandbox.fleet.state import FleetState
+
+_HELD = frozenset({SandboxState.LEASED, SandboxState.LOST})
+
+
+class FleetCore:
+    """Owner: the shell that has the backends. Events of a sandbox that is gone are ignored.
+
+    core = FleetCore([HostSettings(name="a"), HostSettings(name="b")])
+    commands = core.request(0, kind)        # [Start(0, "a", kind)]
+    commands = core.started(0)              # [Lease(0, 0, False)]
+    commands = core.given_back(0)           # [End(0)]
+    commands = core.ended(0)                # []
+    """
+
+    def __init__(self, hosts: Iterable[HostSettings], config: FleetLimits | None = None) -> None:
+        self._config = config or FleetLimits()
+        self._state = FleetState(self._config, {host.name: Host(host) for host in hosts})
+        self._is_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits, and no sandbox is left."""
+        state = self._state
+        return not state.sandboxes and not any(kind.waiting for kind in state.kinds.values())
+
+    @property
+    def warm(self) -> dict[Hashable, tuple[int, int]]:
+        """How many sandboxes of each kind are warm, and how many are to be."""
+        targets = self._state.warm_targets()
+        return {key: (len(kind.warm), targets[key]) for key, kind in self._state.kinds.items()}
+
+    def up_on(self, host: str) -> list[int]:
+        """Sandboxes of a host that are warm or leased."""
+        return [
+            one.number for one in self._state.sandboxes.values() if one.host.name == host and one.state in UP
+        ]
+
+    def request(self, request: int, kind: Hashable, budget_s: float | None = None) -> list[Command]:
+        """Somebody wants a sandbox; `Lease` or `Refuse` follows within the budget. Numbers increase."""
+        if self._is_closed:
+            return [Refuse(request, "the fleet is closed")]
+        state = self._state
+        budget_s = self._config.start_timeout_s if budget_s is None else budget_s
+        wanted = state.kinds.setdefault(kind, Kind(kind))
+        wanted.ask(request, state.now_s + budget_s, state.now_s, self._config.demand_s)
+        return self._settled()
+
+    def withdraw(self, request: int) -> list[Command]:
+        """Nobody waits for the answer any more."""
+        for kind in self._state.kinds.values():
+            kind.waiting.pop(request, None)
+        return self._settled()
+
+    def started(self, sandbox: int) -> list[Command]:
+        one = self._get(sandbox, SandboxState.STARTING)
+        if one is None:
+            return []
+        news: list[Command] = [one.host.passed_trial(self._config)] if one.host.trial == sandbox else []
+        self._state.started(one)
+        one.host.heard_at_s = self._state.now_s
+        return news + self._settled()
+
+    def failed(self, sandbox: int, why: str) -> list[Command]:
+        """It could not be started, and nothing of it is left."""
+        one = self._get(sandbox, SandboxState.STARTING)
+        return [*(self._failed(one, why) if one is not None else ()), *self.ended(sandbox)]
+
+    def full(self, sandbox: int, why: str) -> list[Command]:
+        """Its host has no place for it, which is no fault of the host's."""
+        one = self._get(sandbox, SandboxState.STARTING)
+        if one is not None:
+            one.host.problem, one.host.full_until_s = why, self._state.now_s + parts.FULL_S
+            one.host.trial = None if one.host.trial == sandbox else one.host.trial
+        return self.ended(sandbox)
+
+    def unfit(self, sandbox: int, why: str) -> list[Command]:
+        """Its host takes no image of its kind; nothing of it is left."""
+        one = self._get(sandbox, SandboxState.STARTING)
+        if one is not None:
+            one.kind.unfit[one.host.name] = why
+            if one.host.trial == sandbox:
+                one.host.trial = None
+        return self.ended(sandbox)
+
+    def ended(self, sandbox: int) -> list[Command]:
+        """Nothing of it is left."""
+        one = self._get(sandbox, SandboxState.STARTING, SandboxState.ENDING)
+        if one is not None:
+            self._state.remove(one)
+        return self._settled()
+
+    def given_back(self, sandbox: int) -> list[Command]:
+        """Its holder needs it no more. It is not leased again."""
+        one = self._get(sandbox, *_HELD)
+        return [] if one is None else [self._state.end(one), *self._settled()]
+
+    def adopted(self, parent: int) -> int | None:
+        """A leased sandbox was copied on its host: the number of the leased copy. None: it is gone."""
+        if (one := self._get(parent, SandboxState.LEASED)) is None:
+            return None
+        return self._state.add(one.host, one.kind, SandboxState.LEASED).number
+
+    def worked(self, sandbox: int) -> None:
+        """It did what it was asked to."""
+        if (one := self._get(sandbox, *UP)) is not None:
+            one.host.worked(sandbox, self._state.now_s)
+
+    def lost(self, sandbox: int, why: str) -> list[Command]:
+        """It is gone, or did not do what a sandbox does."""
+        one = self._get(sandbox, *UP)
+        if one is None:
+            return []
+        return [self._state.lose(one, why), *self._failed(one, why), *self._settled()]
+
+    def heard(self, host: str) -> None:
+        """It answers."""
+        if host in self._state.hosts:
+            self._state.hosts[host].heard_at_s = self._state.now_s
+
+    def add(self, host: HostSettings) -> list[Command]:
+        """A host joins, or one that is drained comes back."""
+        known = self._state.hosts.setdefault(host.name, Host(host))
+        known.config, known.is_draining = host, False
+        return self._settled()
+
+    def drain(self, host: str) -> list[Command]:
+        """It starts nothing more; its leases go on. `Release` follows."""
+        self._state.hosts[host].is_draining = True
+        return self._settled()
+
+    def tick(self, elapsed_s: float) -> list[Command]:
+        """So much time passed. Of a pause of the shell's own, in which it heard nothing, little counts."""
+        state, config = self._state, self._config
+        state.now_s += min(elapsed_s, config.silence_s / 4)
+        commands: list[Command] = []
+        for one in list(state.starting.values()):
+            if state.now_s - one.since_s >= config.attempt_timeout_s:
+                why = f"a start took longer than {config.attempt_timeout_s:g} s"
+                commands += [state.end(one), *self._failed(one, why)]
+        for host in {one.host.name: one.host for one in state.sandboxes.values() if one.state in UP}.values():
+            if state.now_s - host.heard_at_s >= config.silence_s:
+                commands += self._silent(host)
+        for kind in state.kinds.values():
+            while kind.warm and state.now_s - kind.warm[0].since_s >= config.warm_s:
+                commands.append(state.end(kind.warm[0]))
+        commands += [*self._settled(), *refuse_late(state)]
+        state.forget_kinds()
+        return commands
+
+    def close(self) -> list[Command]:
+        """Answer everybody, and end all sandboxes; `is_idle` follows when they have ended."""
+        self._is_closed = True
+        commands: list[Command] = []
+        for kind in self._state.kinds.values():
+            commands += [Refuse(request, "the fleet is closed") for request in kind.waiting]
+            kind.waiting.clear()
+        living = [one for one in self._state.sandboxes.values() if one.state is not SandboxState.ENDING]
+        return commands + [self._state.end(one) for one in living]
+
+    def _settled(self) -> list[Command]:
+        return [] if self._is_closed else list(settle(self._state))
+
+    def _get(self, sandbox: int, *states: SandboxState) -> Sandbox | None:
+        one = self._state.sandboxes.get(sandbox)
+        return one if one is not None and one.state in states else None
+
+    def _failed(self, one: Sandbox, why: str) -> list[News]:
+        return one.host.failed(one.number, why, self._state.now_s, self._config)
+
+    def _silent(self, host: Host) -> list[Command]:
+        """It is taken for dead."""
+        state = self._state
+        host.problem = f"it did not answer for {state.now_s - host.heard_at_s:.0f} s"
+        host.last_failed, host.failed_at_s = next(state.numbers), state.now_s
+        lost = [state.lose(one, f"host {host.name}: {host.problem}") for one in state.living_on(host)]
+        return [*lost, host.quarantine(state.now_s, self._config)]
