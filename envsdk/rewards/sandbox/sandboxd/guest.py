@@ -41,6 +41,8 @@ SCRIPT = (
     f'from {wire.__name__} import main; main()" {{workdir}}'
 )
 START_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
+"""How long the first process may take to start another."""
 LIFE_S = 30 * 24 * 3600.0
 """Time-out of the held `exec`; the sandbox's own ends it before."""
 MAX_FRAME = 1 << 20
@@ -327,10 +329,9 @@ class Guest:
             self.running[running.number] = running
             self.send(wire.START, running.number, json.dumps(asked).encode())
         try:
-            running.pid = await asyncio.wait_for(asyncio.shield(running.started), START_TIMEOUT_S)
-        except TimeoutError:  # the first process was stopped by another
+            running.pid = await asyncio.wait_for(asyncio.shield(running.started), ANSWER_TIMEOUT_S)
+        except TimeoutError:  # something inside has stopped the first process: all of them end
             await self.stop()
-            raise SandboxError(f"sandbox {self.sandbox.id}: its first process does not answer") from None
         except asyncio.CancelledError:
             running.signal(signal.SIGKILL)
             raise

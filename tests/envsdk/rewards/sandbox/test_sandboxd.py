@@ -300,6 +300,7 @@ async def test_a_first_process_that_is_stopped_is_replaced(
     sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envsdk.rewards.sandbox.sandboxd.guest.GONE_S", 0.2)
+    monkeypatch.setattr("envsdk.rewards.sandbox.sandboxd.guest.ANSWER_TIMEOUT_S", 2.0)
     with pytest.raises(TimeoutException):
         await sandbox.commands.run("kill -STOP $PPID; sleep 1000", timeout=0.5)
     for _ in range(10):
