@@ -15,13 +15,15 @@ import logging
 import math
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.containers import has_died, this_process
 from envsdk.rewards.sandbox.contract import (
     ExecEnd,
@@ -49,6 +51,10 @@ _SERVER_MARGIN_S = 30
 """Seconds by which the server's limit on a command is longer than ours, which says more."""
 _KILL_TIMEOUT_S = 30
 _SEND_TIMEOUT_S = 600
+_PACKAGES = """\
+import importlib.metadata, re
+for found in importlib.metadata.distributions(): print(re.sub(r"[-_.]+", "-", found.metadata["Name"].lower()))
+"""
 _LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT)}
 
 
@@ -128,6 +134,8 @@ class E2BContainer:
 
     async def _follow(self, events: Any, shell: Shell, kept: HeadTail) -> tuple[ExecEnd, int]:
         """Keep what a command prints until it ends, or has printed too much."""
+        from connectrpc.errors import ConnectError
+
         feeding: asyncio.Future[None] | None = None
         assert not isinstance(shell.stdin, int)
         try:
@@ -141,6 +149,10 @@ class E2BContainer:
                         return ExecEnd.OUTPUT_LIMIT, 137
                 elif event.field == "end":
                     return _end(event.value)
+        except ConnectError as error:
+            if isinstance(error.__cause__, asyncio.CancelledError):
+                raise error.__cause__ from None
+            raise
         finally:
             if feeding is not None:
                 feeding.cancel()
@@ -235,6 +247,15 @@ class E2BContainer:
                 log.warning("a sandbox is left to its time to live: %s", error)
 
 
+@lru_cache
+def _packages(python: Path) -> frozenset[str]:
+    """What is installed for an interpreter of this machine. Raises ConfigurationError: it does not run."""
+    done = subprocess.run([python, "-I", "-c", _PACKAGES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigurationError(f"the sandbox's interpreter {python} does not run: {done.stderr[-500:]}")
+    return frozenset(done.stdout.split())
+
+
 def _digest(file: IO[bytes]) -> str:
     """SHA-256 of a file, which is at its start again."""
     found = hashlib.sha256()
@@ -283,6 +304,25 @@ class E2BSandbox(RemoteSandbox):
     async def prepare(self) -> None:
         if not self.is_laid:
             await super(E2BSandbox, self).prepare()
+        if self.image.python is not None:
+            await self._check_python(self.image.python)
+
+    async def _check_python(self, python: Path) -> None:
+        """Raises ConfigurationError: the one inside lacks packages of the image's, which cannot be shown."""
+        if (python, self.image.container) in self.backend.checked:
+            return
+        wanted = await asyncio.to_thread(_packages, python)
+        argv = ["python", "-I", "-c", _PACKAGES]
+        ended = await self.container.shell(
+            Shell(argv=argv, env=self.image.env, timeout_s=120, keep=2 << 20, max_output=1 << 20)
+        )
+        if missing := sorted(wanted - {*ended.output.text().split()}):
+            await self.close()
+            raise ConfigurationError(
+                f"the python of the sandbox lacks {', '.join(missing[:5])}, which {python} has: install them "
+                "in the template, or set `backend_settings.python` of `envsdk sandboxd`"
+            )
+        self.backend.checked.add((python, self.image.container))
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> E2BSandbox:
         assert isinstance(self.container, E2BContainer)
@@ -304,6 +344,8 @@ class E2BBackend(RemoteBackend):
         super().__init__(
             starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
         )
+        self.checked: set[tuple[Path, str | None]] = set()
+        """Interpreters of this machine, and the images whose own have the same packages."""
         self._takes_folders = False
         """Whether the server is one of ours."""
         self._trees: dict[Path, str] = {}

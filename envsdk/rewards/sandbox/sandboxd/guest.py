@@ -41,6 +41,8 @@ SCRIPT = (
     f'from {wire.__name__} import main; main()" {{workdir}}'
 )
 START_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
+"""How long the first process may take to start another."""
 LIFE_S = 30 * 24 * 3600.0
 """Time-out of the held `exec`; the sandbox's own ends it before."""
 MAX_FRAME = 1 << 20
@@ -134,6 +136,7 @@ class Running:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _followers: list[asyncio.Queue[tuple[Event, list[int]]]] = field(default_factory=list)
     _unread: int = 0
+    _deadline: asyncio.TimerHandle | None = None
     _is_followed: bool = False
 
     def __post_init__(self) -> None:
@@ -168,6 +171,8 @@ class Running:
         if isinstance(event, Exited):
             self.exited = event
             self._room.set()
+            if self._deadline is not None:
+                self._deadline.cancel()
 
     def taken(self, event: Event, left: list[int]) -> None:
         left[0] -= 1
@@ -205,6 +210,11 @@ class Running:
     def resize(self, columns: int, rows: int) -> None:
         self.guest.send(wire.RESIZE, self.number, json.dumps([columns, rows]).encode())
 
+    def end_after(self, seconds: float) -> None:
+        """Kill it then, whether or not its client is still there."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(seconds, lambda: self.guest.keep(loop.create_task(self.end())))
+
     async def end(self) -> None:
         """Kill it; where it does not end, everything in its sandbox."""
         with self.events() as events:
@@ -235,7 +245,7 @@ class Guest:
     _reading: asyncio.Task[None] | None = None
     _writer: asyncio.StreamWriter | None = None
     _passed: ExecEnd | None = None
-    _telling: set[asyncio.Task[None]] = field(default_factory=set)
+    _kept: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def start(
         self,
@@ -279,6 +289,11 @@ class Guest:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.HEAD.pack(len(payload) + 5, kind, number) + payload)
 
+    def keep(self, task: asyncio.Future[None]) -> None:
+        """Hold a task until it is done."""
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+
     def signal_all(self, which: int) -> None:
         self.send(wire.SIGNAL_ALL, 0, bytes([which]))
 
@@ -287,9 +302,8 @@ class Guest:
         if self._held is not None and not self._held.done():
             self._passed = limit
             self._held.cancel()
-            await asyncio.wait({self._held})
-        if self._reading is not None:
-            await asyncio.wait({self._reading})
+        if waited := {each for each in (self._held, self._reading) if each is not None}:
+            await asyncio.wait(waited)
 
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
@@ -315,10 +329,9 @@ class Guest:
             self.running[running.number] = running
             self.send(wire.START, running.number, json.dumps(asked).encode())
         try:
-            running.pid = await asyncio.wait_for(asyncio.shield(running.started), START_TIMEOUT_S)
-        except TimeoutError:  # the first process was stopped by another
+            running.pid = await asyncio.wait_for(asyncio.shield(running.started), ANSWER_TIMEOUT_S)
+        except TimeoutError:  # something inside has stopped the first process: all of them end
             await self.stop()
-            raise SandboxError(f"sandbox {self.sandbox.id}: its first process does not answer") from None
         except asyncio.CancelledError:
             running.signal(signal.SIGKILL)
             raise
@@ -392,9 +405,7 @@ class Guest:
         elif kind == wire.TAKEN:
             running.took(int(payload))
         elif kind == wire.ENDED:
-            task = asyncio.ensure_future(self._ended(running, int(payload)))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            self.keep(asyncio.ensure_future(self._ended(running, int(payload))))
 
     async def _ended(self, running: Running, code: int) -> None:
         """Tell a process's end, and the limit that has ended it, or that it has passed."""

@@ -111,14 +111,16 @@ class ProcessService:
                 terminal=(size.cols or 80, size.rows or 24) if size is not None else None,
                 tag=request.tag or None,
             )
-            async for event in _followed(running, ctx, ends=True):
+            if ctx.timeout_ms is not None:
+                running.end_after(max(0.0, ctx.timeout_ms / 1000))
+            async for event in _followed(running, ctx):
                 yield processes.StartResponse(event=event)
 
     async def connect(
         self, request: processes.ConnectRequest, ctx: RequestContext[Any, Any]
     ) -> AsyncIterator[processes.ConnectResponse]:
         with told():
-            async for event in _followed(_selected(request.process), ctx, ends=False):
+            async for event in _followed(_selected(request.process), ctx):
                 yield processes.ConnectResponse(event=event)
 
     async def update(self, request: processes.UpdateRequest, ctx: Any) -> processes.UpdateResponse:
@@ -188,18 +190,14 @@ def _given(given: processes.ProcessInput | None) -> bytes:
     raise ConnectError(Code.INVALID_ARGUMENT, "input: stdin or pty")
 
 
-async def _followed(
-    running: Running, ctx: RequestContext[Any, Any], *, ends: bool
-) -> AsyncIterator[processes.ProcessEvent]:
-    """A process's events for one client; `ends`: it is ended when the client's time is over."""
+async def _followed(running: Running, ctx: RequestContext[Any, Any]) -> AsyncIterator[processes.ProcessEvent]:
+    """A process's events for one client."""
     kind = processes.ProcessEvent
     with running.events() as events:
         yield kind(event=Oneof("start", kind.StartEvent(pid=running.pid)))
         async for event in _in_time(events, ctx, lambda: kind(event=Oneof("keepalive", kind.KeepAlive()))):
             match event:
                 case None:
-                    if ends:
-                        await running.end()
                     raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for the command is over")
                 case Printed(stream=stream, data=data):
                     yield kind(event=Oneof("data", kind.DataEvent(output=_output(running, stream, data))))

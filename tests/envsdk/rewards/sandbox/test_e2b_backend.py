@@ -11,14 +11,8 @@ import pytest
 import pytest_asyncio
 from e2b import AsyncSandbox
 
-from envsdk.rewards.sandbox import (
-    ExecEnd,
-    Image,
-    Limits,
-    SandboxError,
-    SandboxesFull,
-    SandboxUnavailable,
-)
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxesFull, SandboxUnavailable
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
@@ -94,17 +88,6 @@ async def test_a_sandbox_that_the_server_ended_is_infrastructure(
         await sandbox.read("lib.py")
 
 
-async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_fails(tmp_path: Path) -> None:
-    async with sandbox_server(tmp_path) as server:
-        backend = E2BBackend(access(server, THEIRS))
-        sandbox = await backend.start(Image())
-        with pytest.raises(SandboxesFull, match="1 sandboxes at once"):
-            await backend.start(Image())
-        await sandbox.close()
-        await (await backend.start(Image())).close()
-        await backend.aclose()
-
-
 async def test_elsewhere_folders_are_laid_into_each_sandbox(
     backend: E2BBackend, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,3 +124,26 @@ async def test_a_server_that_cannot_be_used_says_why(
     monkeypatch.setitem(sys.modules, "e2b", None)
     with pytest.raises(SandboxUnavailable, match=r"pip install 'envsdk\[e2b\]'"):
         await E2BBackend({}).probe()
+
+
+async def test_an_interpreter_whose_packages_the_sandbox_lacks_is_refused(
+    backend: E2BBackend, server: SandboxServer, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho pip; echo no-such-package\n")
+    python.chmod(0o755)
+    before = len(server.boxes.of("ours"))
+    with pytest.raises(ConfigurationError, match=r"lacks no-such-package, which .*python has"):
+        await backend.start(Image(python=python))
+    assert len(server.boxes.of("ours")) == before
+
+
+async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_fails(tmp_path: Path) -> None:
+    async with sandbox_server(tmp_path) as server:
+        backend = E2BBackend(access(server, THEIRS))
+        sandbox = await backend.start(Image())
+        with pytest.raises(SandboxesFull, match="1 sandboxes at once"):
+            await backend.start(Image())
+        await sandbox.close()
+        await (await backend.start(Image())).close()
+        await backend.aclose()
