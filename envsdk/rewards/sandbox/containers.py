@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
 from envsdk.rewards.sandbox.settings import ContainerSettings, parse_settings
+from envsdk.rewards.sandbox.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
 _REMOVE = {"container": ("rm", "--force", "--volumes"), "image": ("rmi", "--force")}
 
+_ON_TERMINAL = ("sh", "-c", 'exec <> "$0" >&0 2>&0; exec "$@"')
+"""The first terminal that a session opens is its own, so that new sizes reach the program."""
 _SMOKE = """\
 echo probe $(tail -n +3 /proc/net/dev | cut -d: -f1)
 cd /sys/fs/cgroup 2>/dev/null
@@ -50,17 +55,19 @@ class CommandLine:
     async def run(
         self,
         *arguments: str,
-        stdin: IO[bytes] | None = None,
+        stdin: IO[bytes] | int | None = None,
         timeout_s: float | None = None,
         keep: int = _MAX_ANSWER_BYTES,
         max_output: int = _MAX_ANSWER_BYTES,
     ) -> Finished:
         """Run it to its end. Raises OSError: there is no such program."""
+        stdin = subprocess.DEVNULL if stdin is None else stdin if isinstance(stdin, int) else stdin.fileno()
+        terminal = [*_ON_TERMINAL, os.ttyname(stdin)] if stdin >= 0 and os.isatty(stdin) else []
         process = Process.start(
-            [self.program, *arguments],
+            [*terminal, self.program, *arguments],
             env=os.environ,
             pass_fds=(),
-            stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
+            stdin=stdin,
             status=None,
             keep=keep,
             max_output=max_output,
@@ -101,9 +108,11 @@ class CliContainer:
 
     async def shell(self, shell: Shell) -> Finished:
         variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
-        interactive = ("--interactive",) if shell.stdin is not None else ()
+        options = [*(("--interactive",) if shell.stdin is not None else ())]
+        options += ["--tty"] if isinstance(shell.stdin, int) and os.isatty(shell.stdin) else []
+        options += ["--user", shell.user] if shell.user is not None else []
         return await self.command.run(
-            *("exec", *interactive, *variables, self.name, *shell.argv),
+            *("exec", *options, *variables, self.name, *shell.argv),
             stdin=shell.stdin,
             timeout_s=shell.timeout_s,
             keep=shell.keep,
@@ -154,6 +163,15 @@ class CliContainer:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
 
 
+class CliSandbox(RemoteSandbox):
+    """A sandbox in a container of docker or podman."""
+
+    takes_descriptors = True
+
+    def _has_users(self) -> bool:
+        return True
+
+
 class ContainerBackend(RemoteBackend):
     """Runs sandboxes as containers.
 
@@ -169,6 +187,7 @@ class ContainerBackend(RemoteBackend):
         super().__init__(
             starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
         )
+        self.gives_network = self.settings.network
         self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
 
     async def _probe(self) -> None:
@@ -185,10 +204,32 @@ class ContainerBackend(RemoteBackend):
             starts=self._starts,
             checks_disk=self.settings.checks_disk,
         )
-        sandbox = RemoteSandbox(
-            id=identity, image=image, limits=limits, container=container, slots=self._slots
-        )
+        sandbox = CliSandbox(id=identity, image=image, limits=limits, container=container, slots=self._slots)
         return sandbox, image.container or self.settings.image
+
+    async def build(self, build: Build) -> Image:
+        from envsdk.rewards.sandbox.images.context import digest_of_build
+
+        tag = f"envsdk-built:{(await in_thread(digest_of_build, build))[:32]}"
+        if (await self._command.run("image", "inspect", tag)).returncode:
+            options = ["--file", str(build.dockerfile), "--tag", tag, "--label", "envsdk.built=1"]
+            options += [f"--target={build.target}"] if build.target is not None else []
+            options += [f"--build-arg={name}={value}" for name, value in build.args.items()]
+            options += [] if self.settings.network else ["--network=none"]
+            ended = await self._command.run("build", *options, str(build.context), timeout_s=build.timeout_s)
+            if ended.reason is not ExecEnd.EXIT or ended.returncode:
+                said = ended.output.text().strip()[-2000:]
+                raise ConfigurationError(f"{build.dockerfile}: {self.name} did not build it: {said}")
+        return await self.named_image(tag)
+
+    async def named_image(self, name: str) -> Image:
+        try:
+            if (await self._command.run("image", "inspect", name)).returncode:
+                await self._command.ask("pull", "--quiet", name)
+            workdir = await self._command.ask("image", "inspect", "--format", "{{.Config.WorkingDir}}", name)
+        except SandboxError as error:
+            raise ConfigurationError(f"there is no image {name!r}: {error}") from None
+        return Image(container=name, workdir=workdir or "/")
 
     def _run_options(self, image: Image, limits: Limits) -> list[str]:
         binds = [
@@ -197,7 +238,8 @@ class ContainerBackend(RemoteBackend):
             for option in ("--volume", f"{source.resolve()}:{inside}:ro")
         ]
         return [
-            *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *(() if image.network else ("--network", "none")),
+            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             # The first process heeds no other signal, and deleting a container would wait for it.
             *("--stop-signal", "KILL"),
             *("--pids-limit", str(limits.processes), "--shm-size", f"{limits.shm_mb}m"),

@@ -274,7 +274,10 @@ class Sandbox(Protocol):
         ...
 
     async def is_full(self) -> bool:
-        """Whether its files are over the limits. May be asked while a command runs."""
+        """Whether its files are over the limits; they may then grow a little, so that they can be cleaned up.
+
+        May be asked while a command runs.
+        """
         ...
 
     async def alive(self) -> bool:

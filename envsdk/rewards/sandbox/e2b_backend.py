@@ -129,6 +129,7 @@ class E2BContainer:
     async def _follow(self, events: Any, shell: Shell, kept: HeadTail) -> tuple[ExecEnd, int]:
         """Keep what a command prints until it ends, or has printed too much."""
         feeding: asyncio.Future[None] | None = None
+        assert not isinstance(shell.stdin, int)
         try:
             async for message in events:
                 event = message.event.event

@@ -79,6 +79,7 @@ class ModalContainer:
     async def _run(self, shell: Shell, kept: HeadTail) -> int:
         timeout = math.ceil(shell.timeout_s) + _SERVER_MARGIN_S
         process = await self.running.exec.aio(*shell.argv, env=dict(shell.env), timeout=timeout, text=False)
+        assert not isinstance(shell.stdin, int)
         while shell.stdin is not None and (chunk := shell.stdin.read(_CHUNK_BYTES)):
             process.stdin.write(chunk)
             await process.stdin.drain.aio()

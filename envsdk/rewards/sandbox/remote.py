@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar, Protocol
 
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.binds import check_binds
+from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
 from envsdk.rewards.sandbox.process import Finished
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file
@@ -41,9 +41,9 @@ _RUN = f"""\
 exec 2>&1
 echo "$1"
 keep=$3
-head -c "$6" > /dev/shm/.command || exit 125
+head -c "$6" > /dev/shm/.command-$UID || exit 125
 ulimit -f "$4" -n "$5" -c 0
-(cd -- "$2" && exec bash /dev/shm/.command)
+(cd -- "$2" && exec bash /dev/shm/.command-$UID)
 code=$?
 {END_ALL}
 exit $code
@@ -65,8 +65,10 @@ class Shell:
     """A shell to run in a container."""
 
     argv: Sequence[str]
-    stdin: IO[bytes] | None = None
-    """A file with a descriptor, at its start."""
+    stdin: IO[bytes] | int | None = None
+    """A file with a descriptor, at its start; a number is one, of a terminal too."""
+    user: str | None = None
+    """None: the container's."""
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float
     keep: int = 1 << 12
@@ -146,7 +148,8 @@ class RemoteSandbox(ShellSandbox):
     async def _run(self, work: Work) -> Finished:
         answer = f"{secrets.token_hex(8)}\n"
         given = work.stdin
-        assert not isinstance(given, int)
+        if isinstance(given, int):
+            return await self._run_on(given, work)
         if isinstance(given, bytes) and not work.is_ours:
             if self.relays_binds:
                 await self._lay_binds()
@@ -162,6 +165,7 @@ class RemoteSandbox(ShellSandbox):
                 shell = Shell(
                     argv=argv,
                     stdin=stdin,
+                    user=work.user,
                     env=work.env,
                     timeout_s=work.timeout_s,
                     keep=work.keep + 2 * len(answer),
@@ -169,12 +173,30 @@ class RemoteSandbox(ShellSandbox):
                 )
                 finished = await self.container.shell(shell)
         except asyncio.CancelledError:
-            await self._clean_up()
+            await self._clean_up(work.user)
             raise
         if finished.reason is not ExecEnd.EXIT or finished.returncode >= 128:
-            await self._clean_up()
+            await self._clean_up(work.user)
         answered = finished.output.drop_start(answer.encode())
         return replace(finished, reason=await self._reason(work, finished, answered))
+
+    async def _run_on(self, descriptor: int, work: Work) -> Finished:
+        argv = ["bash", "-c", 'cd -- "$1" && exec bash -c "$2"', "bash", work.cwd, work.script]
+        limit = work.limits.output_bytes
+        try:
+            return await self.container.shell(
+                Shell(
+                    argv=argv,
+                    stdin=descriptor,
+                    user=work.user,
+                    env=work.env,
+                    timeout_s=work.timeout_s,
+                    keep=work.keep,
+                    max_output=limit,
+                )
+            )
+        finally:
+            await self._clean_up(work.user)
 
     async def _reason(self, work: Work, ended: Finished, answered: bool) -> ExecEnd:
         if not answered:
@@ -192,25 +214,25 @@ class RemoteSandbox(ShellSandbox):
     async def is_full(self) -> bool:
         return await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20
 
-    async def _clean_up(self) -> None:
+    async def _clean_up(self, user: str | None) -> None:
         """Kill what a command that was cut off has left; a container in which that fails is removed."""
         with contextlib.suppress(OSError, SandboxError):
-            if await self._ran(_CLEAN_UP):
+            if await self._ran(_CLEAN_UP, user):
                 return
             if await self.container.end_all():
                 # What is to be killed may leave no process, and little time, to the shell that looks.
                 loop = asyncio.get_running_loop()
                 until = loop.time() + _CLEAN_UP_TIMEOUT_S
                 while loop.time() < until:
-                    if await self._ran(_AFTER_SIGNAL):
+                    if await self._ran(_AFTER_SIGNAL, user):
                         return
                     await asyncio.sleep(_CLEAN_UP_INTERVAL_S)
         await self.container.remove()
 
-    async def _ran(self, script: str) -> bool:
+    async def _ran(self, script: str, user: str | None) -> bool:
         """Whether a script that cleans up came to its end."""
         argv = ["bash", "-c", script, "bash", self.container.waiting_process]
-        ended = await self.container.shell(Shell(argv=argv, timeout_s=_CLEAN_UP_TIMEOUT_S))
+        ended = await self.container.shell(Shell(argv=argv, user=user, timeout_s=_CLEAN_UP_TIMEOUT_S))
         return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 
     @contextlib.asynccontextmanager
@@ -275,6 +297,7 @@ class RemoteBackend(ABC):
 
     forbidden_in_binds: ClassVar[str] = ""
     """Characters that no path of `Image.binds` may have."""
+    gives_network: bool = False
 
     def __init__(self, *, starts_at_once: int, commands_at_once: int) -> None:
         self._starts = asyncio.Semaphore(starts_at_once)
@@ -298,7 +321,7 @@ class RemoteBackend(ABC):
                 self._is_probed = True
 
     async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
-        check_binds(image, forbidden=self.forbidden_in_binds)
+        check_image(image, forbidden=self.forbidden_in_binds, network=self.gives_network)
         await self.probe()
         return await self._start(image, limits or Limits())
 

@@ -63,6 +63,8 @@ class ContainerSettings(SandboxSettings):
     """After this many seconds a container ends and deletes itself, whatever became of this program."""
     call_timeout_s: PositiveFloat = 300.0
     """How long one call of the command may take; a first start downloads the image."""
+    network: bool = False
+    """Whether images and builds that ask for the network get the program's own."""
     checks_disk: bool = True
     """Whether a container's disk usage is asked for after each command."""
     requires_limits: bool = True

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox.binds import check_binds
+from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
 from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER
@@ -299,11 +299,7 @@ class BubblewrapBackend:
             raise ConfigurationError(
                 "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
             )
-        if image.network and not self.settings.network:
-            raise ConfigurationError(
-                "the image asks for the network: set `network: true` to give its commands this machine's"
-            )
-        check_binds(image)
+        check_image(image, network=self.settings.network, own_root=True)
 
     @property
     def has_network(self) -> bool:

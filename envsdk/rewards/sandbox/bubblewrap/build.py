@@ -6,6 +6,7 @@ base -> for each step: its layer by name, or a sandbox on the layers so far -> e
 from __future__ import annotations
 
 import shlex
+import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,23 @@ from typing import IO, Protocol
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap.roots import digest
-from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
-from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Root, SandboxError
+from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, is_number
+from envsdk.rewards.sandbox.contract import (
+    ExecEnd,
+    ExecResult,
+    Image,
+    Limits,
+    Root,
+    SandboxError,
+    SandboxFileError,
+)
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.context import Context, digest_of, write_archive
-from envsdk.rewards.sandbox.images.dockerfile import Copy, MakeFolder, Run, Stage, Step, read_dockerfile
+from envsdk.rewards.sandbox.images.dockerfile import Copy, Run, Stage, read_dockerfile
 from envsdk.rewards.sandbox.threads import in_thread
 
 MAX_COPY_BYTES = 2 << 30
-"""Of one COPY from another stage."""
+"""Limit of one COPY from another stage."""
 _COPIED = "/tmp/.envsdk-copied"
 _UNPACK = """\
 umask 022
@@ -51,7 +60,7 @@ for source in "$@"; do
         fi
     done
 done
-tar -cf {_COPIED} "${{follow[@]}}" --hard-dereference "${{chosen[@]}}" || exit
+tar -cf {_COPIED} $mode "${{follow[@]}}" --hard-dereference "${{chosen[@]}}" || exit
 [ "${{#chosen[@]}} ${{#files[@]}}" != "3 1" ] || stat -Lc %a -- "$files"
 """
 """Archives files, and of folders their content; prints the mode where there is one file and nothing else."""
@@ -111,14 +120,15 @@ class _Builder:
         for step in stage.steps:
             image = await self._step(image, step)
         root, user = _root(image), stage.settings.user
-        if user != "root" and not user.isdigit():
+        if user != "root" and not is_number(user):
             sandbox = await self.workshop.start(replace(image, workdir="/"))
             result = await sandbox.exec(f"id -u -- {shlex.quote(user)}", timeout_s=60, user="root")
             await sandbox.close()
             self._check(result, stage.line, "USER")
             user = result.output.strip()
         root = replace(root, user=0 if user == "root" else int(user))
-        return replace(image, root=root, workdir=stage.settings.workdir)
+        settings = stage.settings
+        return replace(image, root=root, env=settings.env, workdir=settings.workdir, network=False)
 
     async def _image(self, base: int | str, line: int) -> Image:
         if isinstance(base, int):
@@ -128,7 +138,7 @@ class _Builder:
         except ConfigurationError as error:
             raise self._error(line, str(error)) from None
 
-    async def _step(self, image: Image, step: Step) -> Image:
+    async def _step(self, image: Image, step: Run | Copy) -> Image:
         work: Callable[[BubblewrapSandbox], Awaitable[None]]
         match step:
             case Run():
@@ -144,9 +154,6 @@ class _Builder:
                 origin = await self._image(step.origin, step.line)
                 work = self._copy_from(origin, step)
                 what = digest(_root(origin).layers, step.sources, step.target, step.mode)
-            case MakeFolder():
-                work = self._script(step, f"mkdir -p -- {shlex.quote(step.path)}")
-                what = digest("folder", step.path)
         if not isinstance(step, Run):
             image = replace(image, workdir="/")
         return await self.workshop.layered(image, digest(_root(image).layers, what), work, self.build.limits)
@@ -170,14 +177,16 @@ class _Builder:
             entries = await in_thread(self.context.entries, copy)
             what = digest(await in_thread(digest_of, entries), copy.target, copy.unpacks)
         except (OSError, ValueError) as error:
-            raise self._error(copy.line, f"COPY {error}") from None
+            raise self._error(copy.line, f"{copy.instruction} {error}") from None
         is_file = len(entries) == 1 and not entries[0].is_inner and not copy.target.endswith("/")
-        if copy.unpacks and any(entry.is_archive for entry in entries):
-            is_file = False
+        is_file = is_file and not (copy.unpacks and entries[0].is_archive)
 
         async def work(sandbox: BubblewrapSandbox) -> None:
             with tempfile.TemporaryFile() as archive:
-                await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
+                try:
+                    await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
+                except (OSError, ValueError, tarfile.TarError) as error:
+                    raise self._error(copy.line, f"{copy.instruction}: {error}") from None
                 single = (entries[0].name, f"{entries[0].permissions:o}") if is_file else ("", "")
                 await self._unpack(sandbox, copy, archive, single)
 
@@ -189,10 +198,13 @@ class _Builder:
         async def work(sandbox: BubblewrapSandbox) -> None:
             other = await self.workshop.start(replace(origin, workdir="/"), limits=self.build.limits)
             try:
-                script = f"set -- {shlex.join(sources)}\n{_PACK}"
+                mode = "" if copy.mode is None else f"--mode={copy.mode:o}"
+                script = f"set -- {shlex.join(sources)}; mode={mode}\n{_PACK}"
                 result = await other.exec(script, timeout_s=self.build.timeout_s, user="root")
                 self._check(result, copy.line, "COPY")
                 packed = await other.read(_COPIED, max_bytes=MAX_COPY_BYTES)
+            except SandboxFileError as error:
+                raise self._error(copy.line, f"{copy.instruction}: {error}") from None
             finally:
                 await other.close()
             mode = result.output.strip()
@@ -214,16 +226,10 @@ class _Builder:
         archive.flush()
         archive.seek(0)
         script = f"set -- {shlex.join([copy.target, name, mode])}\n{_UNPACK}"
-        await self._script(copy, script, archive.fileno())(sandbox)
-
-    def _script(
-        self, step: Step, script: str, stdin: bytes | int = b""
-    ) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
-        async def work(sandbox: BubblewrapSandbox) -> None:
-            result = await sandbox.exec(script, timeout_s=self.build.timeout_s, stdin=stdin, user="root")
-            self._check(result, step.line, "COPY" if isinstance(step, Copy) else "WORKDIR")
-
-        return work
+        result = await sandbox.exec(
+            script, timeout_s=self.build.timeout_s, stdin=archive.fileno(), user="root"
+        )
+        self._check(result, copy.line, copy.instruction)
 
     def _check(self, result: ExecResult, line: int, instruction: str) -> None:
         if result.reason is ExecEnd.INFRASTRUCTURE:

@@ -31,7 +31,7 @@ class Layers:
 
     folder: Path
     max_bytes: int
-    """Of all layers together; those that no sandbox uses are deleted beyond it, the longest unused first."""
+    """Bytes of all layers; beyond them those that no sandbox uses are deleted, the longest unused first."""
     _held: dict[str, tuple[int, int]] = field(default_factory=dict)
     """(descriptor of the lock, users) by name."""
 

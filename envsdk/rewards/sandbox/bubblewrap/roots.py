@@ -23,30 +23,16 @@ from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, copy_of_etc, m
 from envsdk.rewards.sandbox.contract import Image, Root
 
 BASE_ENV = {"LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "PYTHONDONTWRITEBYTECODE": "1"}
-"""For every command in a root of its own; images may set them otherwise."""
+"""Variables of every command in a root of its own; images may set them otherwise."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "group": "root:x:0:\nnogroup:x:65534:\n",
     "shadow": "root:*:20000:0:99999:7:::\nnobody:*:20000:0:99999:7:::\n",
 }
-"""Of a base made of this machine; the rest is as in every sandbox."""
-MACHINE_ETC = ("ssl", "ca-certificates", "login.defs", "mime.types", "protocols", "services")
-_FOLDERS = (
-    "dev",
-    "home",
-    "mnt",
-    "opt",
-    "proc",
-    "root",
-    "run",
-    "srv",
-    "sys",
-    "usr",
-    "var/log",
-    "var/lib",
-    "var/cache",
-)
+"""Files of a base made of this machine; the rest is as in every sandbox."""
+MACHINE_ETC = ("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services")
+_FOLDERS = (*("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr"), "var/log", "var/lib")
 _LOCAL_FOLDERS = ("bin", "etc", "include", "lib", "sbin", "share", "src")
 _OPEN_FOLDERS = ("tmp", "var/tmp")
 
@@ -100,10 +86,11 @@ def _make_machine_base(folder: Path, system: System, places: Sequence[str], owne
     copy_of_etc(root / "etc", MACHINE_ETC)
     for target, path in system.links:
         (root / path[1:]).symlink_to(target)
+    (root / "etc/apt").mkdir()
     for number, place in enumerate(places):
         (root / place[1:]).mkdir(parents=True, exist_ok=True)
         _copy_folders(place, folder / part_of(number), frozenset(system.hidden), owner)
-    give_all(folder, owner)
+    _finish(folder, owner)
 
 
 def _copy_folders(source: str, target: Path, hidden: frozenset[str], owner: Owner) -> None:
@@ -125,10 +112,16 @@ def _copy_folders(source: str, target: Path, hidden: frozenset[str], owner: Owne
 def _make_exported_base(folder: Path, source: Path, owner: Owner) -> None:
     """A copy of a whole root file system that lies at `source`."""
     copy_tree(source, folder / "root")
-    give_all(folder, owner)
+    devices = ["find", str(folder), "(", "-type", "b", "-o", "-type", "c", ")", "-delete"]
+    subprocess.run(devices, check=True, capture_output=True)
+    _finish(folder, owner)
 
 
-def give_all(folder: Path, owner: Owner) -> None:
+def _finish(folder: Path, owner: Owner) -> None:
+    """Give a base to the sandboxes' user, and tell apt that there is no other."""
+    if (folder / "root/etc/apt").is_dir():
+        (folder / "root/etc/apt/apt.conf.d").mkdir(exist_ok=True)
+        (folder / "root/etc/apt/apt.conf.d/90one-user").write_text('APT::Sandbox::User "root";\n')
     if owner.is_root:
         names = [str(path) for path in folder.iterdir()]
         command = ["chown", "-hR", f"{owner.uid}:{owner.gid}", "--", *names]

@@ -120,7 +120,8 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def is_full(self) -> bool:
         allowed = allowed_usage(self.limits, self._usage)
-        return is_over(await asyncio.to_thread(self.state.usage), allowed)
+        self._usage = await asyncio.to_thread(self.state.usage)
+        return is_over(self._usage, allowed)
 
     def _is_gone(self) -> bool:
         return self._closed or not self.folder.is_dir()
@@ -149,12 +150,12 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def _run(self, work: Work) -> Finished:
         user = str(self.image.root.user if self.image.root else INSIDE_ID) if work.user is None else work.user
-        if not user.isdigit() and user != "root":
+        if user != "root" and not is_number(user):
             question = f"id -u -- {shlex.quote(user)}"
             answer = await self._run(replace(work, script=question, user="root", stdin=b"", keep=1 << 10))
             user = answer.output.text().strip()
-            if answer.reason is not ExecEnd.EXIT or answer.returncode or not user.isdigit():
-                return answer
+            if answer.reason is not ExecEnd.EXIT or answer.returncode or not is_number(user):
+                return replace(answer, returncode=answer.returncode or 1)
         async with standard_input(work) as stdin:
             with contextlib.ExitStack() as descriptors:
                 process = self._launch(descriptors, work, stdin, 0 if user == "root" else int(user))
@@ -247,6 +248,11 @@ class BubblewrapSandbox(ShellSandbox):
             file.write_text("\n".join([*fixed, *lines]) + "\n")
             self._mounted = lines
         return file
+
+
+def is_number(user: str) -> bool:
+    """Whether a user is given by number, and the kernel has it."""
+    return user.isascii() and user.isdecimal() and len(user) < 10
 
 
 @contextlib.contextmanager

@@ -79,6 +79,7 @@ def copy_of_etc(folder: Path, names: Iterable[str]) -> None:
     """Copy what this machine's `/etc` has of these."""
     for name in names:
         source = Path("/etc") / name
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, folder / name, symlinks=True)
         elif source.is_file():

@@ -12,7 +12,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.contract import Image, Limits, SandboxBackend
 
 BUILD_LIMITS = Limits(memory_mb=4096, file_mb=4096, disk_mb=8192, files=500_000, processes=1024)
-"""Of one RUN."""
+"""Limits of one RUN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class Build:
     """Stage; None is the last."""
     args: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
-    """For one instruction; for all of them where a container program builds."""
+    """Time for one instruction; for all of them where a container program builds."""
     limits: Limits = BUILD_LIMITS
-    """Of one instruction, in bubblewrap."""
+    """Limits of one instruction, in bubblewrap."""
 
 
 @runtime_checkable

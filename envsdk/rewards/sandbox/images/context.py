@@ -17,7 +17,11 @@ from typing import IO
 from e2b_dockerfile_utils import PatternMatcher
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox.images.dockerfile import Copy, is_pattern
+from envsdk.rewards.sandbox.images.build import Build
+from envsdk.rewards.sandbox.images.dockerfile import Copy
+
+MAX_UNPACKED_BYTES = 4 << 30
+"""Content of an archive that ADD unpacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,12 @@ class Entry:
 
     @property
     def is_archive(self) -> bool:
-        return self.source is not None and _is_archive(self.source)
+        pattern = r".+\.(tar(\.\w+)?|tgz|tbz2?|txz)"
+        return (
+            self.source is not None
+            and self.source.is_file()
+            and bool(re.fullmatch(pattern, self.source.name))
+        )
 
     @property
     def permissions(self) -> int:
@@ -85,7 +94,7 @@ class Context:
         return found
 
     def _matched(self, source: str) -> Iterator[str]:
-        if is_pattern(source):
+        if glob.has_magic(source):
             # Python's patterns negate by another character.
             pattern = source.replace("[^", "[!")
             names = sorted(glob.glob(pattern, root_dir=self.folder, include_hidden=True))
@@ -128,7 +137,7 @@ class Context:
 
 
 def digest_of(entries: Iterable[Entry]) -> str:
-    """Of names, kinds, modes and contents; times do not count."""
+    """Digest of names, kinds, modes and contents; times do not count."""
     total = hashlib.sha256()
     for entry in entries:
         total.update(repr((entry.name, entry.permissions, entry.content)).encode("utf-8", "surrogateescape"))
@@ -142,6 +151,14 @@ def digest_of(entries: Iterable[Entry]) -> str:
         else:
             total.update(b"folder")
     return total.hexdigest()
+
+
+def digest_of_build(build: Build) -> str:
+    """Digest of all that the image may depend on."""
+    context = Context.open(build.context, build.dockerfile)
+    everything = context.entries(Copy(line=0, sources=(".",), files={}, target="/"))
+    given = (build.dockerfile.read_bytes(), build.target, sorted(build.args.items()), digest_of(everything))
+    return hashlib.sha256(repr(given).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def write_archive(entries: Iterable[Entry], target: IO[bytes], *, unpacks: bool = False) -> None:
@@ -168,13 +185,13 @@ def write_archive(entries: Iterable[Entry], target: IO[bytes], *, unpacks: bool 
                 archive.addfile(info)
 
 
-def _is_archive(path: Path) -> bool:
-    return path.is_file() and re.search(r"\.(tar(\.\w+)?|tgz|tbz2?|txz)$", path.name) is not None
-
-
 def _add_members(archive: tarfile.TarFile, path: Path) -> None:
     with tarfile.open(path) as packed:
+        total = 0
         for member in packed:
+            total += member.size
+            if total > MAX_UNPACKED_BYTES:
+                raise ValueError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
             if member.isreg():
                 archive.addfile(member, packed.extractfile(member))
             elif member.isdir() or member.issym() or member.islnk():

@@ -8,10 +8,10 @@ Variables are expanded here, as BuildKit does; a shell expands its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from e2b_dockerfile_utils import (
     DockerfileHeredoc,
@@ -29,7 +29,7 @@ PROXIES = frozenset(
     for name in (proxy, proxy.upper())
 )  # fmt: skip
 """Build arguments that need no ARG."""
-_WILDCARDS = re.compile(r"[*?\[]")
+_END = "envsdk-end-of-script"
 _URL = re.compile(r"(https?|ftp|git|ssh)://|git@", re.IGNORECASE)
 
 
@@ -57,43 +57,35 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Files for `target`, of root."""
+    """Files for `target`, of root; none make a folder of it."""
 
     line: int
-    sources: tuple[str, ...]
+    sources: tuple[str, ...] = ()
     """Paths or patterns: in the context, or in `origin`."""
-    files: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
     """Content of here-documents, by name."""
     target: str
     """Absolute; with a `/` at its end a folder."""
     origin: int | str | None = None
     """Number of an earlier stage, or a base image."""
     mode: int | None = None
-    unpacks: bool = False
-    """Whether archives are unpacked."""
+    instruction: str = "COPY"
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether archives are unpacked."""
+        return self.instruction == "ADD"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MakeFolder:
-    line: int
-    path: str
-
-
-Step = Run | Copy | MakeFolder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stage:
     line: int
     name: str | None
     base: int | str
     """Number of an earlier stage, or a base image."""
-    steps: tuple[Step, ...]
     settings: Settings
-
-
-class _Refusal(Exception):
-    """Why an instruction is refused."""
+    """What its last instruction leaves."""
+    steps: list[Run | Copy] = field(default_factory=list)
 
 
 def read_dockerfile(
@@ -124,7 +116,7 @@ def read_dockerfile(
         return reader.finished(target)
     except DockerfileSyntaxError as error:
         raise ConfigurationError(f"{file}: {error}") from None
-    except (_Refusal, ValueError) as error:
+    except ValueError as error:
         at = file if line is None else f"{file}:{line}"
         raise ConfigurationError(f"{at}: {error}") from None
 
@@ -139,102 +131,102 @@ class _Reader:
     stages: list[Stage] = field(default_factory=list)
     global_args: dict[str, str] = field(default_factory=dict)
     args: dict[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
-    steps: list[Step] = field(default_factory=list)
-    opened: tuple[int, str | None, int | str] | None = None
-    """(line, name, base) of the stage that is being read."""
+    """Those of the last stage."""
 
     def read(self, instruction: DockerfileInstruction) -> None:
         method = self._methods.get(instruction.name)
         if method is None:
-            raise _Refusal(f"{instruction.name} is not supported")
-        if self.opened is None and instruction.name not in ("FROM", "ARG"):
-            raise _Refusal(f"{instruction.name} comes before FROM")
+            raise ValueError(f"{instruction.name} is not supported")
+        if not self.stages and instruction.name not in ("FROM", "ARG"):
+            raise ValueError(f"{instruction.name} comes before FROM")
         if instruction.flags and instruction.name not in ("FROM", "RUN", "COPY", "ADD"):
-            raise _Refusal(f"{instruction.name} {instruction.flags[0]} is not supported")
+            raise ValueError(f"{instruction.name} {instruction.flags[0]} is not supported")
         method(self, instruction)
 
     def finished(self, target: str | None) -> list[Stage]:
-        self._close()
         if not self.stages:
-            raise _Refusal("there is no FROM")
-        if target is None:
-            return self.stages
-        number = self._number_of(target)
+            raise ValueError("there is no FROM")
+        number = len(self.stages) - 1 if target is None else _number_of(target, self.stages)
         if number is None:
-            raise _Refusal(f"there is no stage {target!r}")
+            raise ValueError(f"there is no stage {target!r}")
         return self.stages[: number + 1]
 
     def _from(self, instruction: DockerfileInstruction) -> None:
         for flag in instruction.flags:
             if not flag.startswith("--platform="):
-                raise _Refusal(f"FROM {flag} is not supported")
-        self._close()
+                raise ValueError(f"FROM {flag} is not supported")
         words = [self._word(word, self.global_args) for word in instruction.args]
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].lower() != "as"):
-            raise _Refusal("FROM takes an image, and AS with a name")
-        base: int | str | None = self._number_of(words[0])
-        if base is None:
-            base = words[0]
-            if not base:
-                raise _Refusal("FROM names no image: a variable is empty")
-            if base == "scratch":
-                raise _Refusal("FROM scratch is not supported: commands need a system to run in")
-        name = words[2].lower() if len(words) == 3 else None
-        self.opened = (instruction.start_line, name, base)
-        self.settings = (
-            self.stages[base].settings if isinstance(base, int) else Settings(env=self.base_env(base))
+            raise ValueError("FROM takes an image, and AS with a name")
+        number = _number_of(words[0], self.stages)
+        if not words[0]:
+            raise ValueError("FROM names no image: a variable is empty")
+        if words[0] == "scratch":
+            raise ValueError("FROM scratch is not supported: commands need a system to run in")
+        self.stages.append(
+            Stage(
+                line=instruction.start_line,
+                name=words[2].lower() if len(words) == 3 else None,
+                base=words[0] if number is None else number,
+                settings=Settings(env=self.base_env(words[0]))
+                if number is None
+                else self.stages[number].settings,
+            )
         )
         self.args = {name: value for name, value in self.given.items() if name in PROXIES}
-        self.steps = []
 
     def _arg(self, instruction: DockerfileInstruction) -> None:
+        known, args = (self._known(), self.args) if self.stages else (self.global_args, self.global_args)
         for word in instruction.args:
             name, has_default, default = word.partition("=")
-            known = self.global_args if self.opened is None else self._known()
             name = self._word(name, known)
             if name in self.given:
-                value: str | None = self.given[name]
+                args[name] = self.given[name]
             elif has_default:
-                value = self._word(default, known)
-            else:
-                value = self.global_args.get(name) if self.opened else None
-            if value is not None:
-                (self.global_args if self.opened is None else self.args)[name] = value
+                args[name] = self._word(default, known)
+            elif name in self.global_args:
+                args[name] = self.global_args[name]
 
     def _env(self, instruction: DockerfileInstruction) -> None:
         known, added = self._known(), {}
         for name, value in zip(instruction.args[::3], instruction.args[1::3], strict=True):
             added[self._word(name, known)] = self._word(value, known)
-        self.settings = replace(self.settings, env={**self.settings.env, **added})
+        self._set(env={**self.stages[-1].settings.env, **added})
 
     def _workdir(self, instruction: DockerfileInstruction) -> None:
-        path = self._expanded(instruction)
-        self.settings = replace(self.settings, workdir=self._path(path))
-        self.steps.append(MakeFolder(line=instruction.start_line, path=self.settings.workdir))
+        path = self._path(self._expanded(instruction))
+        self._set(workdir=path)
+        self.stages[-1].steps.append(
+            Copy(line=instruction.start_line, target=f"{path}/", instruction="WORKDIR")
+        )
 
     def _user(self, instruction: DockerfileInstruction) -> None:
         user = self._expanded(instruction).partition(":")[0]
-        self.settings = replace(self.settings, user=user)
+        self._set(user=user)
 
     def _shell(self, instruction: DockerfileInstruction) -> None:
         if not instruction.json or not instruction.args:
-            raise _Refusal('SHELL takes a list, such as ["/bin/bash", "-c"]')
-        self.settings = replace(self.settings, shell=tuple(instruction.args))
+            raise ValueError('SHELL takes a list, such as ["/bin/bash", "-c"]')
+        self._set(shell=tuple(instruction.args))
 
     def _run(self, instruction: DockerfileInstruction) -> None:
         for flag in instruction.flags:
             # Without a cache, what a command keeps there stays in its layer.
             if not (flag.startswith("--mount=") and "type=cache" in flag.split("=", 1)[1].split(",")):
-                raise _Refusal(f"RUN {flag} is not supported")
+                raise ValueError(f"RUN {flag} is not supported")
         if not any(instruction.args):
-            raise _Refusal("RUN has no command")
+            raise ValueError("RUN has no command")
         if instruction.json:
             argv = tuple(instruction.args)
         else:
-            argv = (*self.settings.shell, _shell_text(instruction))
-        self.steps.append(
-            Run(line=instruction.start_line, argv=argv, settings=self.settings, args=dict(self.args))
+            argv = (*self.stages[-1].settings.shell, _shell_text(instruction))
+        self.stages[-1].steps.append(
+            Run(
+                line=instruction.start_line,
+                argv=argv,
+                settings=self.stages[-1].settings,
+                args=dict(self.args),
+            )
         )
 
     def _copy(self, instruction: DockerfileInstruction) -> None:
@@ -245,26 +237,26 @@ class _Reader:
             key, _, value = flag.partition("=")
             value = self._word(value, known)
             if key == "--from" and name == "COPY":
-                number = self._number_of(value)
+                number = _number_of(value, self.stages[:-1])
                 origin = value if number is None else number
             elif key == "--chmod" and re.fullmatch("[0-7]{3,4}", value):
                 mode = int(value, 8)
             elif key not in ("--chown", "--link"):
-                raise _Refusal(f"{name} {flag} is not supported")
+                raise ValueError(f"{name} {flag} is not supported")
         words = [self._word(word, known) for word in instruction.args]
         if len(words) < 2:
-            raise _Refusal(f"{name} takes sources and a target")
+            raise ValueError(f"{name} takes sources and a target")
         *sources, target = words
         heredocs = {heredoc.name: heredoc for heredoc in instruction.heredocs}
         files = {name: self._content(heredoc) for name, heredoc in heredocs.items()}
         sources = [source for source in sources if source.lstrip("<-").strip("'\"") not in heredocs]
         for source in sources:
             if _URL.match(source):
-                raise _Refusal(f"{name} {source}: files come from the context, nothing is downloaded")
+                raise ValueError(f"{name} {source}: files come from the context, nothing is downloaded")
             if ".." in PurePosixPath(source).parts:
-                raise _Refusal(f"{name} {source}: that is outside of the context")
+                raise ValueError(f"{name} {source}: that is outside of the context")
         is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) + len(files) > 1
-        self.steps.append(
+        self.stages[-1].steps.append(
             Copy(
                 line=instruction.start_line,
                 sources=tuple(sources),
@@ -272,7 +264,7 @@ class _Reader:
                 target=self._path(target) + ("/" if is_folder else ""),
                 origin=origin,
                 mode=mode,
-                unpacks=name == "ADD",
+                instruction=name,
             )
         )
 
@@ -291,34 +283,23 @@ class _Reader:
     def _expanded(self, instruction: DockerfileInstruction) -> str:
         value = self._word(" ".join(instruction.args), self._known())
         if not value:
-            raise _Refusal(f"{instruction.name} names nothing: a variable is empty")
+            raise ValueError(f"{instruction.name} names nothing: a variable is empty")
         return value
 
     def _word(self, word: str, known: Mapping[str, str]) -> str:
         return ShellLex(self.escape, env=known, skip_unset_env=False).process_word(word)
 
     def _known(self) -> dict[str, str]:
-        return {**self.args, **self.settings.env}
+        return {**self.args, **self.stages[-1].settings.env}
 
     def _path(self, path: str) -> str:
         parts: list[str] = []
-        for part in PurePosixPath(self.settings.workdir, path).parts[1:]:
+        for part in PurePosixPath(self.stages[-1].settings.workdir, path).parts[1:]:
             parts = parts[:-1] if part == ".." else [*parts, part]
         return "/" + "/".join(parts)
 
-    def _number_of(self, stage: str) -> int | None:
-        """Of an earlier stage, the last of this name."""
-        for number, earlier in reversed([*enumerate(self.stages)]):
-            if earlier.name == stage.lower():
-                return number
-        return int(stage) if stage.isdigit() and int(stage) < len(self.stages) else None
-
-    def _close(self) -> None:
-        if self.opened is not None:
-            line, name, base = self.opened
-            self.stages.append(
-                Stage(line=line, name=name, base=base, steps=tuple(self.steps), settings=self.settings)
-            )
+    def _set(self, **settings: Any) -> None:
+        self.stages[-1].settings = replace(self.stages[-1].settings, **settings)
 
     _methods: ClassVar[Mapping[str, Callable[[_Reader, DockerfileInstruction], None]]] = {
         "FROM": _from, "ARG": _arg, "ENV": _env, "WORKDIR": _workdir, "USER": _user, "SHELL": _shell,
@@ -326,6 +307,14 @@ class _Reader:
         "LABEL": _without_effect, "MAINTAINER": _without_effect, "EXPOSE": _without_effect,
         "CMD": _without_effect, "ENTRYPOINT": _without_effect,
     }  # fmt: skip
+
+
+def _number_of(name: str, stages: Sequence[Stage]) -> int | None:
+    """Number of the last stage with this name, or which is this number."""
+    for number, stage in reversed([*enumerate(stages)]):
+        if stage.name == name.lower():
+            return number
+    return int(name) if name.isdecimal() and int(name) < len(stages) else None
 
 
 def _shell_text(instruction: DockerfileInstruction) -> str:
@@ -340,10 +329,3 @@ def _shell_text(instruction: DockerfileInstruction) -> str:
             return content
         return f"exec {interpreter[1]} /dev/fd/3 3<<'{_END}'\n{content}{_END}\n"
     return command + "".join(f"\n{heredoc.content}{heredoc.name}" for heredoc in heredocs)
-
-
-_END = "envsdk-end-of-script"
-
-
-def is_pattern(path: str) -> bool:
-    return _WILDCARDS.search(path) is not None

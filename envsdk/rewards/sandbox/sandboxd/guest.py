@@ -5,7 +5,7 @@
 The contract's `exec` ends all processes when its shell ends, so those that outlive calls live in one `exec`.
 Each has a `Running`, whose followers get its events:
 
-    guest = Guest(sandbox, folder, first_turn)
+    guest = Guest(sandbox, folder, starts)
     running = await guest.start(argv=["/bin/bash", "-c", "echo one"])
     with running.events() as events:
         async for event in events: ...  # Printed, ..., Exited
@@ -20,6 +20,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -35,8 +36,9 @@ from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
 CODE, DOOR = "/run/envsdk/code", "/run/envsdk/door"
 """Where a sandbox shows the code of `inside`, and the folder with its socket."""
 SCRIPT = (
+    "mkdir -p -- {workdir}; "
     f"exec python3 -I -S -c \"import sys; sys.path.insert(0, '{CODE}'); "
-    f'from {wire.__name__} import main; main()"'
+    f'from {wire.__name__} import main; main()" {{workdir}}'
 )
 START_TIMEOUT_S = 60.0
 LIFE_S = 30 * 24 * 3600.0
@@ -282,8 +284,8 @@ class Guest:
 
     async def stop(self, limit: ExecEnd | None = None) -> None:
         """End everything inside, for this reason; files stay. The next call starts anew."""
-        self._passed = limit
-        if self._held is not None:
+        if self._held is not None and not self._held.done():
+            self._passed = limit
             self._held.cancel()
             await asyncio.wait({self._held})
         if self._reading is not None:
@@ -313,7 +315,10 @@ class Guest:
             self.running[running.number] = running
             self.send(wire.START, running.number, json.dumps(asked).encode())
         try:
-            running.pid = await asyncio.shield(running.started)
+            running.pid = await asyncio.wait_for(asyncio.shield(running.started), START_TIMEOUT_S)
+        except TimeoutError:  # the first process was stopped by another
+            await self.stop()
+            raise SandboxError(f"sandbox {self.sandbox.id}: its first process does not answer") from None
         except asyncio.CancelledError:
             running.signal(signal.SIGKILL)
             raise
@@ -326,7 +331,8 @@ class Guest:
         async with self.starts:
             listener = _listen(self.folder)
             accepting = asyncio.ensure_future(_accepted(listener))
-            self._held = asyncio.create_task(self.sandbox.exec(SCRIPT, timeout_s=LIFE_S, waits=True))
+            script = SCRIPT.format(workdir=shlex.quote(self.sandbox.image.workdir))
+            self._held = asyncio.create_task(self.sandbox.exec(script, timeout_s=LIFE_S, cwd="/", waits=True))
             try:
                 await asyncio.wait(
                     {accepting, self._held}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
@@ -395,8 +401,10 @@ class Guest:
         if code in (-signal.SIGKILL, KILLED) and not running.was_killed:
             # For lack of memory the kernel kills one process; the sandbox's watch ends all, a moment later.
             await asyncio.sleep(LIMIT_LOOK_S)
-        elif "argv" in running.asked and await self.sandbox.is_full():
-            await self.stop(ExecEnd.DISK_LIMIT)
+        elif "argv" in running.asked:
+            with contextlib.suppress(SandboxError):
+                if await self.sandbox.is_full():
+                    await self.stop(ExecEnd.DISK_LIMIT)
         if self.running.pop(running.number, None) is not None:
             running.tell(Exited(code))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
@@ -44,22 +44,14 @@ class NewSandbox(_Body):
     volumeMounts: Any = None
 
 
-class Timeout(_Body):
+class Asked(_Body):
+    """The body of all other calls."""
+
     timeout: NonNegativeInt | None = None
     duration: NonNegativeInt | None = None
-
-
-class Fork(_Body):
-    timeout: NonNegativeInt | None = None
     count: Annotated[int, Field(ge=1, le=20)] = 1
-
-
-class Snapshot(_Body):
     name: str | None = None
-
-
-class Pause(_Body):
-    memory: Literal[True] | None = None
+    memory: bool | None = None
 
 
 BodyT = TypeVar("BodyT", bound=_Body)
@@ -140,7 +132,8 @@ class Rest:
         return JSONResponse(self._started(box), status_code=201)
 
     async def _connect(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Timeout)
+        box, asked = self._box(request, token), await _body(request, Asked)
+        _check_memory(asked)
         await self._boxes.resume(box, asked.timeout, extends_only=True)
         return JSONResponse(self._started(box), status_code=201)
 
@@ -169,24 +162,24 @@ class Rest:
         return Response(status_code=204)
 
     async def _set_timeout(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Timeout)
+        box, asked = self._box(request, token), await _body(request, Asked)
         await self._boxes.set_timeout(box, asked.timeout or 0)
         return Response(status_code=204)
 
     async def _refresh(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Timeout)
+        box, asked = self._box(request, token), await _body(request, Asked)
         timeout_s = asked.duration or self._boxes.settings.timeout_s
         await self._boxes.set_timeout(box, timeout_s, extends_only=True)
         return Response(status_code=204)
 
     async def _pause(self, request: Request, token: str) -> Response:
         box = self._box(request, token)
-        await _body(request, Pause)
+        _check_memory(await _body(request, Asked))
         await self._boxes.pause(box)
         return Response(status_code=204)
 
     async def _fork(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Fork)
+        box, asked = self._box(request, token), await _body(request, Asked)
         answers: list[dict[str, Any]] = []
         for _ in range(asked.count):
             try:
@@ -196,7 +189,7 @@ class Rest:
         return JSONResponse(answers, status_code=201)
 
     async def _snapshot(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Snapshot)
+        box, asked = self._box(request, token), await _body(request, Asked)
         return JSONResponse(
             _kept(await self._boxes.fork(box, None, keeps=True, name=asked.name)), status_code=201
         )
@@ -241,6 +234,11 @@ class Rest:
             "envdAccessToken": box.access_token,
             "domain": self._boxes.settings.domain,
         }
+
+
+def _check_memory(asked: Asked) -> None:
+    if asked.memory is False:
+        raise Refused(400, "memory: a paused sandbox keeps its processes; fork it for its files alone")
 
 
 def _kept(box: Box) -> dict[str, Any]:

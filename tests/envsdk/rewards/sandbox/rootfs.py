@@ -26,13 +26,14 @@ PROGRAMS = (
         "sleep",
         "sort",
         "stat",
+        "stty",
         "tail",
         "tar",
         "tee",
         "test",
         "timeout",
     ),
-    *("touch", "tr", "true", "uname", "uniq", "wc", "xargs", "yes"),
+    *("touch", "tr", "true", "tty", "uname", "uniq", "wc", "xargs", "yes"),
 )
 LINKS = {"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64"}
 FOLDERS = ("dev", "proc", "run", "sys", "testbed", "tmp", "usr/bin", "usr/lib", "usr/lib64", "var")

@@ -42,9 +42,11 @@ made of $WORD
 EOF
 FROM base
 COPY --from=base /app/src/*.txt /out/
-COPY --from=base /said /said-again
+COPY --from=base --chmod=711 /said /said-again
+COPY --from=base --chmod=711 /opt/tools /opt/chmod
 ADD packed.tar.gz /unpacked/
 USER someone
+ENV LAST=set
 CMD ["never", "run"]
 """
 
@@ -68,6 +70,7 @@ def context(tmp_path: Path) -> Path:
     (folder / "a.txt").write_text("a\n")
     (folder / "script.sh").write_text("#!/bin/sh\necho script\n")
     (folder / "data/inner/b.txt").write_text("b\n")
+    (folder / "broken.tar").write_text("no archive")
     subprocess.run(["tar", "-czf", "packed.tar.gz", "-C", "data", "."], cwd=folder, check=True)
     return folder
 
@@ -88,14 +91,17 @@ async def printed(backend: BubblewrapBackend, image: Image, script: str, **optio
 async def test_an_image_holds_what_its_dockerfile_says(backend: BubblewrapBackend, context: Path) -> None:
     image = await built(backend, context, EVERYTHING, args={"WORD": "given"})
     assert image.workdir == "/app/src"
-    assert image.env["APP"] == "/app"
+    assert (image.env["APP"], image.env["LAST"], image.network) == ("/app", "set", False)
     script = (
         "id -un; pwd; echo $HOME; cat /said /said-again /executed /python; echo; cat /etc/made renamed.txt "
         "data/inner/b.txt /out/renamed.txt /unpacked/inner/b.txt; /opt/tools/script.sh; "
-        "type -P head || echo gone"
+        "type -P head || echo gone; stat -c %a /said-again /opt/chmod/a.txt"
     )
     expected = "someone\n/app/src\n/home/someone\ngiven /app/src /root\ngiven /app/src /root\nexec\npython\n"
-    assert await printed(backend, image, script) == expected + "made of given\na\nb\na\nb\nscript\ngone"
+    assert (
+        await printed(backend, image, script)
+        == expected + "made of given\na\nb\na\nb\nscript\ngone\n711\n711"
+    )
     assert await printed(backend, image, "id -u; touch /usr/bin/added", user="root") == "0"
     assert await printed(backend, image, "id -u", user="33") == "33"
     sandbox = await backend.start(image)
@@ -155,9 +161,11 @@ async def test_programs_that_build_at_once_share_one_build(context: Path, tmp_pa
             "RUN for i in 1 2 3 4 5 6 7; do head -c 9M /dev/zero > /$i; sleep 0.3; done",
             "ended with `disk_limit`",
         ),
+        ("ADD broken.tar /x", "Dockerfile:3: ADD: "),
         ("COPY missing /x", "Dockerfile:3: COPY missing: there is no such file"),
         ("COPY --from=box /missing /x", "Dockerfile:3: COPY ended with code 1: there is no /missing"),
         ("COPY --from=other /x /x", "Dockerfile:3: there is no image 'other' here: `images`"),
+        ("WORKDIR /etc/passwd/x", "Dockerfile:3: WORKDIR ended with code 1: mkdir"),
         ("USER nobody-here", "USER ended with code 1: id:"),
         ("FROM other", "Dockerfile:3: there is no image 'other' here: `images`"),
         ("VOLUME /x", "Dockerfile:3: VOLUME is not supported"),
@@ -182,9 +190,8 @@ async def test_the_network_is_there_only_where_the_settings_allow_it(
     opened = new_backend(tmp_path / "state", network=True)
     image = replace(await named_image(opened, "box"), network=True)
     assert await printed(opened, image, script) == str(len(os.listdir("/sys/class/net")))
-    assert (
-        await printed(opened, image, "cat /etc/resolv.conf") == Path("/etc/resolv.conf").read_text().strip()
-    )
+    resolver = Path("/etc/resolv.conf")
+    assert await printed(opened, image, f"cat {resolver}") == resolver.read_text().strip()  # noqa: ASYNC240
     sandbox = await opened.start(image)
     assert "busy" in (await sandbox.exec("mv /etc /moved", timeout_s=60)).output
     await opened.aclose()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.images.context import Context, digest_of
-from envsdk.rewards.sandbox.images.dockerfile import Copy, MakeFolder, Run, Stage, read_dockerfile
+from envsdk.rewards.sandbox.images.dockerfile import Copy, Run, Stage, read_dockerfile
 
 
 def read(text: str, target: str | None = None, **args: str) -> list[Stage]:
@@ -32,7 +32,7 @@ def test_variables_are_expanded_where_buildkit_does() -> None:
     assert settings.env == {"PATH": "/opt:/python:3/bin", "A": "2", "B": "$A x", "C": "given", "OLD": "1"}
     assert (settings.workdir, settings.user) == ("/a/b", "n")
     folder, inner, copy, run = stage.steps
-    assert [step.path for step in (folder, inner) if isinstance(step, MakeFolder)] == ["/a/2", "/a/b"]
+    assert [step.target for step in (folder, inner) if isinstance(step, Copy)] == ["/a/2/", "/a/b/"]
     assert isinstance(copy, Copy)
     assert (copy.sources, copy.target, copy.mode, copy.line) == (("x-3", "y"), "/a/b/", 0o755, 10)
     assert isinstance(run, Run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from e2b import AsyncSandbox, TimeoutException
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Verdict, evaluate
 from envsdk.envs.swe.tasks import ImageSource, Task, TestPlan
 from envsdk.envs.swe.tasks.patches import diff
@@ -25,9 +28,12 @@ from envsdk.rewards.sandbox import (
     SandboxUnavailable,
 )
 from envsdk.rewards.sandbox.containers import ContainerBackend
+from envsdk.rewards.sandbox.images import build_image, named_image
 from envsdk.rewards.sandbox.remote import RemoteSandbox
+from envsdk.rewards.sandbox.terminal import open_terminal
 from tests.envsdk.rewards.sandbox.boxes import said
 from tests.envsdk.rewards.sandbox.engines import IMAGE, Engine, open_engine
+from tests.envsdk.rewards.sandbox.sandbox_servers import access, sandbox_server
 
 pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module")]
 
@@ -324,3 +330,79 @@ async def test_a_task_in_a_container_image_is_graded(
         assert (endless.reward, endless.reason) == (0.0, Verdict.EXHAUSTED), endless
     finally:
         engine.call("rmi", "--force", "localhost/envsdk-task:1")
+
+
+DOCKERFILE = """\
+FROM {base} AS base
+ARG WORD=one
+ENV APP=/app
+WORKDIR $APP/src
+COPY --chmod=755 data/ ./
+RUN echo $WORD $PWD > /said && echo 'app:x:4711:4711::/tmp:/bin/bash' >> /etc/passwd && chown 4711 /app
+FROM base
+COPY --from=base /said /said-again
+USER app
+"""
+
+
+async def test_an_image_of_a_dockerfile_is_built_once(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("file\n")
+    (tmp_path / "Dockerfile").write_text(DOCKERFILE.format(base=IMAGE))
+    backend = engine.backend()
+    image = await build_image(backend, tmp_path, args={"WORD": "given"})
+    assert image.workdir == "/app/src"
+    sandbox = await backend.start(image)
+    said_inside = said(
+        await sandbox.exec("id -u; pwd; cat /said /said-again file; echo $APP", timeout_s=WAIT_S)
+    )
+    assert said_inside == "4711\n/app/src\ngiven /app/src\ngiven /app/src\nfile\n/app"
+    assert said(await sandbox.exec("id -u; touch /etc/root-was-here", timeout_s=WAIT_S, user="root")) == "0"
+    await sandbox.close()
+    assert await build_image(backend, tmp_path, args={"WORD": "given"}) == image
+    (tmp_path / "data/file").write_text("other\n")
+    other = await build_image(backend, tmp_path, args={"WORD": "given"})
+    assert other != image
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN echo why; exit 3\n")
+    with pytest.raises(ConfigurationError, match="did not build"):
+        await build_image(backend, tmp_path)
+    with pytest.raises(ConfigurationError, match="there is no image"):
+        await named_image(backend, "localhost/envsdk-no-such-image")
+    for built in (image, other):
+        engine.call("rmi", "--force", str(built.container))
+    with pytest.raises(ConfigurationError, match="`network: true`"):
+        await backend.start(Image(network=True))
+    await backend.aclose()
+
+
+async def test_a_terminal_runs_in_a_container(sandbox: RemoteSandbox) -> None:
+    terminal = await open_terminal(sandbox, rows=10, cols=40, start_timeout_s=1)
+    screen = await terminal.send(["tty; stty size; echo so$((40 + 2))", "Enter"], 1)
+    assert re.search(r"/dev/pts/0\n10 40\nso42", screen.text), screen.text
+    terminal.resize(5, 30)
+    assert "5 30" in (await terminal.send(["stty size", "Enter"], 1)).text
+    await terminal.send(["sleep 1000", "Enter"], 0.5)
+    await terminal.send(["C-c", "sleep 1000 &", "Enter"], 0.5)
+    await terminal.close()
+    assert said(await sandbox.exec("ps ax | grep -c '[s]leep 1000' || true", timeout_s=WAIT_S)) == "0"
+
+
+async def test_a_server_of_containers_plays_with_e2b_s_sdk(engine: Engine, tmp_path: Path) -> None:
+    settings = {"backend": engine.name, "backend_settings": {"image": IMAGE, "starts_at_once": 2}}
+    templates = {"base": {"workdir": "/testbed"}}
+    async with sandbox_server(tmp_path, templates=templates, **settings) as server:
+        sandbox = await AsyncSandbox.create(**access(server))
+        await sandbox.files.write("a/file", "content")
+        background = await sandbox.commands.run("cat; echo end", background=True, stdin=True)
+        assert (await sandbox.commands.run("cat a/file; pwd")).stdout == "content/testbed\n"
+        await background.send_stdin("one\n")
+        await background.close_stdin()
+        assert (await background.wait()).stdout == "one\nend\n"
+        await sandbox.pause()
+        await sandbox.connect()
+        assert [entry.name for entry in await sandbox.files.list("a")] == ["file"]
+        with pytest.raises(TimeoutException):
+            await sandbox.commands.run("sleep 600", timeout=1)
+        [refused] = await sandbox.fork()
+        assert "its backend has no forks" in str(refused)
+        await sandbox.kill()

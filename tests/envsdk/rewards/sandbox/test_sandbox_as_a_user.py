@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import asyncio, concurrent.futures.thread, ctypes, importlib.metadata, os, sys
+import asyncio, concurrent.futures.thread, ctypes, importlib.metadata, os, shutil, sys
 from pathlib import Path
 from envsdk.rewards.sandbox import Image, Limits, open_backend
-from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
+from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend, build
+from envsdk.rewards.sandbox.images import build_image
 
 folder = Path(sys.argv[1])
 if os.geteuid() == 0:
@@ -20,7 +21,8 @@ if os.geteuid() == 0:
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # readable to itself, as a program that was never root
 
 async def main():
-    backend = BubblewrapBackend({"state_dir": folder / "state", "python": folder / "python"})
+    settings = {"state_dir": folder / "state", "python": folder / "python", "images": {"box": "host"}}
+    backend = BubblewrapBackend(settings)
     await backend.probe()
     limits = Limits(disk_mb=8, memory_mb=64, processes=20)
     sandbox = await backend.start(Image(tree=folder / "tree"), limits=limits)
@@ -37,6 +39,15 @@ async def main():
     print((await sandbox.exec("sleep 60 & trap '' TERM; sleep 60", timeout_s=0.3)).reason)
     print((await sandbox.exec("head -c 9M /dev/zero > a", timeout_s=30)).reason)
     print((await sandbox.exec("dd if=/dev/zero of=/dev/null bs=100M count=100 & wait", timeout_s=30)).reason)
+    (folder / "state/context").mkdir()
+    (folder / "state/context/Dockerfile").write_text(
+        "FROM box\\nRUN touch /usr/bin/new /new && useradd app && chown app /new\\n"
+        "RUN rm /usr/bin/head\\nUSER app\\n"
+    )
+    own = await backend.start(await build_image(backend, folder / "state/context"))
+    script = "id -un; ls /new /usr/bin/new; type head 2>/dev/null || echo gone"
+    print((await own.exec(script, timeout_s=30)).output)
+    shutil.rmtree(folder / "state/context")
     await backend.aclose()
     print(os.listdir(folder / "state"))
 
@@ -61,7 +72,8 @@ def test_a_normal_user_has_the_same_sandboxes(tmp_path: Path, repository: Path) 
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [
             *("1000", "CapEff:", "0" * 16, "refused", "True", "True"),
-            *("timeout", "disk_limit", "out_of_memory", "[]"),
+            *("timeout", "disk_limit", "out_of_memory"),
+            *("app", "/new", "/usr/bin/new", "gone", "['images']"),
         ]
     finally:
         shutil.rmtree(folder)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap.backend import advice
+from envsdk.rewards.sandbox.bubblewrap.launch import root_mounts
 from envsdk.rewards.sandbox.bubblewrap.state import measure
 from envsdk.rewards.sandbox.remote import END_ALL
 
@@ -76,3 +80,29 @@ def test_a_comparison_fails_where_a_program_that_finds_new_files_is_missing(
     assert returncode() == 0
     (programs / "xargs").unlink()
     assert returncode() == scripts.FAILED
+
+
+PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda names: "/" + "/".join(names))
+
+
+@given(st.lists(PATHS, max_size=4, unique=True), st.lists(PATHS, max_size=4))
+def test_every_folder_on_the_way_to_a_mount_is_one_and_comes_first(
+    places: list[str], inner: list[str]
+) -> None:
+    parts = {"root": "/"} | {f"place-{number}": place for number, place in enumerate(places)}
+    mounts = root_mounts(parts, inner)
+    paths = [path for _, path in mounts]
+    assert paths[0] == "/"
+    assert len(set(paths)) == len(paths)
+    for path in (*places, *inner):
+        ways = [str(parent) for parent in PurePosixPath(path).parents]
+        assert set(ways) <= set(paths)
+    for position, path in enumerate(paths):
+        assert all(str(parent) in paths[:position] for parent in PurePosixPath(path).parents)
+    for source, path in mounts:
+        part, _, rest = source.partition("/")
+        assert str(PurePosixPath(parts[part]) / rest) == path
+        nearest = max(
+            (place for place in parts.values() if PurePosixPath(path).is_relative_to(place)), key=len
+        )
+        assert parts[part] == nearest

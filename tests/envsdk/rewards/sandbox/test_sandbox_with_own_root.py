@@ -37,6 +37,7 @@ DIFFERENT = {
 }
 """Attacks on what such a sandbox does not promise, each with its counterpart below."""
 
+listener = test_sandbox_attacks_on_networks.listener
 for module in (
     test_sandbox_attacks_on_files,
     test_sandbox_attacks_on_git,
@@ -117,6 +118,12 @@ async def test_no_link_takes_the_place_of_what_leads_to_a_mount(
     result = await sandbox.exec("python -c 'print(1)'", timeout_s=60)
     assert result.reason is ExecEnd.EXIT
     assert not (await sandbox.exec("test -L /{top}", timeout_s=60)).ok
+
+
+async def test_no_secret_of_the_machine_is_part_of_a_base(sandbox: BubblewrapSandbox) -> None:
+    secrets = "/etc/ssl/private /etc/ssh /home/* /root/.ssh /root/.bash* /var/lib/* /sys/*"
+    script = f"ls -d {secrets} 2>/dev/null; grep -c . /etc/shadow"
+    assert said(await sandbox.exec(script, timeout_s=60)) == "2"
 
 
 async def test_limits_hold_where_the_shell_was_replaced(start: Start) -> None:

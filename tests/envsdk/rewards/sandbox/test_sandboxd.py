@@ -181,6 +181,8 @@ async def test_sandboxes_are_listed_by_metadata_and_in_pages(
 
 async def test_a_paused_sandbox_stands_still(server: SandboxServer, sandbox: AsyncSandbox) -> None:
     handle = await sandbox.commands.run("read; echo got $REPLY", background=True, stdin=True)
+    with pytest.raises(SandboxException, match="keeps its processes"):
+        await sandbox.pause(mode="filesystem")
     assert await sandbox.pause()
     assert not await sandbox.pause()
     assert (await sandbox.get_info()).state is SandboxState.PAUSED
@@ -291,6 +293,15 @@ async def test_nothing_inside_can_take_the_first_process_s_place(sandbox: AsyncS
     await sandbox.files.write("attack.py", script)
     result = await sandbox.commands.run("exec python3 attack.py")
     assert result.stdout.split() == ["FileNotFoundError", "PermissionError"]
+
+
+async def test_a_first_process_that_is_stopped_is_replaced(
+    sandbox: AsyncSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsdk.rewards.sandbox.sandboxd.guest.GONE_S", 0.2)
+    with pytest.raises(TimeoutException):
+        await sandbox.commands.run("kill -STOP $PPID; sleep 1000", timeout=0.5)
+    assert (await sandbox.commands.run("pgrep sleep || echo well")).stdout == "well\n"
 
 
 async def test_the_end_of_the_first_process_is_the_commands_doing(sandbox: AsyncSandbox) -> None:

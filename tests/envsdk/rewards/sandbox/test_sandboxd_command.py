@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from e2b import AsyncSandbox
 
 from envsdk.rewards.sandbox.sandboxd.__main__ import main
+from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
 from tests.envsdk.rewards.sandbox.boxes import processes_of, until
 
 TOKEN = "e2b_" + "0" * 40
@@ -27,7 +30,7 @@ tokens.me.token = "{token}"
     ("text", "problem"),
     [
         ("", "tokens"),
-        ('[tokens.me]\ntoken = "short"', "tokens.me.token"),
+        ('[tokens.me]\ntoken = "hunter2"', "tokens.me.token"),
         ('[tokens.me]\ntoken = "e2b_0123456789abcdef"\n[limits]\nram = 1', "limits: there is no ram"),
         ("backend = 1", "backend: must be text"),
         ("=", "sandboxd.toml"),
@@ -38,7 +41,17 @@ def test_a_settings_file_is_told_what_is_wrong(
 ) -> None:
     (tmp_path / "sandboxd.toml").write_text(text)
     assert main([str(tmp_path / "sandboxd.toml")]) == 2
-    assert problem in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert problem in said
+    assert "hunter2" not in said
+
+
+def test_the_guide_s_settings_are_valid() -> None:
+    text = (Path(__file__).parents[4] / "docs/remote-sandboxes.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    settings = ServerSettings(**tomllib.loads(block))
+    assert settings.tokens["training"].sandboxes == 256
+    assert settings.most().memory_mb == 2048
 
 
 async def started(folder: Path) -> tuple[asyncio.subprocess.Process, str]:

@@ -344,4 +344,4 @@ def main() -> None:
         pass
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(DOOR)
-    Server(connection, os.getcwd()).run()
+    Server(connection, sys.argv[1]).run()
