@@ -172,7 +172,7 @@ def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
 
 def _inside(annotation: Any, part: str | int) -> Any:
     """What `part` leads to: in a union of models the one of that kind, else an item or a value."""
-    arguments = typing.get_args(annotation)
+    arguments = [each for each in typing.get_args(annotation) if each is not Ellipsis]
     for member in arguments:
         model = model_in(member)
         if model and any(part in typing.get_args(info.annotation) for info in model.model_fields.values()):

@@ -67,6 +67,7 @@ class ClaimedPod:
         name = f".envsdk-{secrets.token_hex(8)}"
         given, printed = "/dev/null", f"{name}.out"
         async with told():
+            assert not isinstance(shell.stdin, int)
             if shell.stdin is not None:
                 given = f"{name}.in"
                 await self.running.files.write(given, shell.stdin, timeout=int(shell.timeout_s) + 60)

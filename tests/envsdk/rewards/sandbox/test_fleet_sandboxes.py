@@ -202,7 +202,7 @@ async def test_hosts_join_and_are_drained_when_their_file_changes(tmp_path: Path
         ({"hosts_file": "/nowhere/hosts.yaml"}, "hosts_file /nowhere/hosts.yaml"),
         ({"hosts": [{"backend": "bublewrap"}]}, "bubblewrap"),
         ({"hosts": [{"backend": "bubblewrap", "settings": {"pyton": "x"}}]}, "pyton"),
-        ({"hosts": [{"backend": "bubblewrap", "place": 1}]}, "place"),
+        ({"hosts": [{"backend": "bubblewrap", "place": 1}]}, r"hosts\[0\].place: .*`places`"),
         ({"hosts": [{"name": "a", "backend": "bubblewrap"}] * 2}, "the same name"),
         ({"hosts": [{"backend": "unsandboxed"}]}, "`unsandboxed` is no sandbox"),
     ],
