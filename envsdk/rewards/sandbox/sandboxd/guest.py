@@ -99,15 +99,6 @@ class Events:
         self._running.taken(event, left)
         return event
 
-    def waiting(self) -> list[Event]:
-        """Those that are there."""
-        found = []
-        while not self._queue.empty():
-            event, left = self._queue.get_nowait()
-            self._running.taken(event, left)
-            found.append(event)
-        return found
-
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
             event = await self.next()
@@ -237,8 +228,6 @@ class Guest:
     starts: asyncio.Semaphore
     """Limits how many sandboxes start their first process at once."""
     running: dict[int, Running] = field(default_factory=dict)
-    watchers: dict[str, Any] = field(default_factory=dict)
-    """What the second plane keeps between two calls of a client."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _held: asyncio.Task[ExecResult] | None = None
@@ -383,7 +372,6 @@ class Guest:
             exited = Exited(-signal.SIGKILL, self._passed or _limit(held))
             self._passed = None
             lost, self.running = list(self.running.values()), {}
-            self.watchers.clear()
             for each in lost:
                 if not each.started.done():  # what it runs may have ended everything before that was told
                     each.started.set_result(0)
