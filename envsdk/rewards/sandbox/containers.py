@@ -34,7 +34,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 _REMOVE = {"container": ("rm", "--force", "--volumes"), "image": ("rmi", "--force")}
 
 _ON_TERMINAL = ("sh", "-c", 'exec <> "$0" >&0 2>&0; exec "$@"')
-"""The first terminal that a session opens is its own, so that new sizes reach the program."""
+"""The first terminal that a session opens is its own, so that its size reaches the program."""
 _SMOKE = """\
 echo probe $(tail -n +3 /proc/net/dev | cut -d: -f1)
 cd /sys/fs/cgroup 2>/dev/null
