@@ -194,9 +194,8 @@ async def _chunks(file: UploadFile) -> AsyncIterator[bytes]:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: this server has no such call"
-    return refusal(Refused(error.status_code, message))
+    # E2B's SDK takes 404 for a sandbox that is gone.
+    return refusal(Refused(501, f"{request.method} {request.url.path}: this server has no such call"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
