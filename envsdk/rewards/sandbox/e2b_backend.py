@@ -237,15 +237,6 @@ def _packages(python: Path) -> frozenset[str]:
     return frozenset(done.stdout.split())
 
 
-def _digest(file: IO[bytes]) -> str:
-    """SHA-256 of a file, which is at its start again."""
-    found = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        found.update(chunk)
-    file.seek(0)
-    return found.hexdigest()
-
-
 def _end(event: Any) -> tuple[ExecEnd, int]:
     """Why a command ended, and its code. Raises SandboxError: the sandbox failed."""
     if event.error == ExecEnd.INFRASTRUCTURE:
@@ -392,7 +383,9 @@ class E2BBackend(RemoteBackend):
         is_file = await asyncio.to_thread(path.is_file)
         folder, name, shown = (path.parent, path.name, "file") if is_file else (path, ".", ".")
         async with packed(folder, name, shown) as archive:
-            digest = await asyncio.to_thread(_digest, archive)
+            found = await asyncio.to_thread(hashlib.file_digest, archive, "sha256")  # type: ignore[arg-type]
+            digest = found.hexdigest()
+            archive.seek(0)
             if not await self._has(digest):
                 answer = await self._ask("PUT", f"/envsdk/folders/{digest}", archive)
                 if answer.status_code != 204:

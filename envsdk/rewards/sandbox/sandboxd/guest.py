@@ -117,7 +117,6 @@ class Running:
     guest: Guest
     number: int
     asked: Mapping[str, Any]
-    tag: str | None = None
     pid: int = 0
     exited: Exited | None = None
     started: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -244,7 +243,6 @@ class Guest:
         cwd: str = "",
         stdin: bool = False,
         terminal: tuple[int, int] | None = None,
-        tag: str | None = None,
     ) -> Running:
         """Start a process.
 
@@ -252,15 +250,15 @@ class Guest:
         Raises SandboxError: the sandbox does not answer.
         """
         asked = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "stdin": stdin, "terminal": terminal}
-        return await self._start(asked, tag)
+        return await self._start(asked)
 
     async def call(self, name: str, *, stdin: bool = False, **arguments: object) -> Running:
         """Start one of the calls of `inside.files`."""
-        return await self._start({"call": name, "arguments": arguments, "stdin": stdin}, None)
+        return await self._start({"call": name, "arguments": arguments, "stdin": stdin})
 
     async def answer(self, name: str, **arguments: object) -> Any:
         """What a call prints. Raises OSError: it failed inside. Raises SandboxError: the sandbox did."""
-        running = await self._start({"call": name, "arguments": arguments, "stdin": False}, None)
+        running = await self._start({"call": name, "arguments": arguments, "stdin": False})
         with running.events() as events:
             return await answer_of(events)
 
@@ -268,11 +266,11 @@ class Guest:
         """Those that a client has started and that run."""
         return [each for each in self.running.values() if each.pid and "argv" in each.asked]
 
-    def find(self, pid: int | None, tag: str | None) -> Running:
+    def find(self, pid: int) -> Running:
         for each in self.processes():
-            if each.pid == pid or (tag is not None and each.tag == tag):
+            if each.pid == pid:
                 return each
-        raise NoProcess(f"process with {f'tag {tag}' if pid is None else f'pid {pid}'} not found")
+        raise NoProcess(f"process with pid {pid} not found")
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -310,11 +308,11 @@ class Guest:
             await self.stop()
             yield
 
-    async def _start(self, asked: Mapping[str, Any], tag: str | None) -> Running:
+    async def _start(self, asked: Mapping[str, Any]) -> Running:
         async with self._lock:
             if self._writer is None:
                 await self._rise()
-            running = Running(self, next(self._numbers), asked, tag)
+            running = Running(self, next(self._numbers), asked)
             self.running[running.number] = running
             self.send(wire.START, running.number, json.dumps(asked).encode())
         try:

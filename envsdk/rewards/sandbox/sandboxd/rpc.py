@@ -85,7 +85,6 @@ class ProcessService:
                         cwd=each.asked["cwd"] or None,
                     ),
                     pid=each.pid,
-                    tag=each.tag,
                 )
                 for each in _guest().processes()
             ]
@@ -103,7 +102,6 @@ class ProcessService:
                 cwd=config.cwd,
                 stdin=request.stdin or not request.has_field("stdin"),
                 terminal=(size.cols or 80, size.rows or 24) if size is not None else None,
-                tag=request.tag or None,
             )
             if ctx.timeout_ms is not None:
                 running.end_after(max(0.0, ctx.timeout_ms / 1000))
@@ -171,10 +169,8 @@ def _guest() -> Guest:
 def _selected(selector: processes.ProcessSelector | None) -> Running:
     match selector.selector if selector is not None else None:
         case Oneof(field="pid", value=int(pid)):
-            return _guest().find(pid, None)
-        case Oneof(field="tag", value=str(tag)):
-            return _guest().find(None, tag)
-    raise ConnectError(Code.INVALID_ARGUMENT, "process: a pid or a tag")
+            return _guest().find(pid)
+    raise ConnectError(Code.INVALID_ARGUMENT, "process: by its pid; there are no tags")
 
 
 def _given(given: processes.ProcessInput | None) -> bytes:
