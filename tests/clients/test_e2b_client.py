@@ -81,9 +81,10 @@ def test_commands_stream_run_in_the_background_and_take_input() -> None:
             sandbox.commands.run("sleep 600", timeout=0.5)
 
 
-def test_files_are_written_read_listed_and_watched() -> None:
+def test_files_are_written_read_and_listed() -> None:
     with e2b.Sandbox.create() as sandbox:
-        watch = sandbox.files.watch_dir(".", recursive=True)
+        with pytest.raises(e2b.SandboxException, match="does not watch folders"):
+            sandbox.files.watch_dir(".")
         info = sandbox.files.write("dir/hello.txt", "hello")
         assert (info.path, info.name) == ("/home/user/dir/hello.txt", "hello.txt")
         sandbox.files.write_files([{"path": "a", "data": b"\0"}, {"path": "/tmp/b", "data": "b"}])
@@ -92,9 +93,6 @@ def test_files_are_written_read_listed_and_watched() -> None:
         assert b"".join(sandbox.files.read("dir/hello.txt", format="stream")) == b"hello"
         assert [each.name for each in sandbox.files.list(".")] == ["a", "dir"]
         assert sandbox.files.get_info("dir").type is e2b.FileType.DIR
-        events = {(each.type.value, each.name) for each in watch.get_new_events()}
-        assert {("create", "dir"), ("write", "a")} <= events
-        watch.stop()
         sandbox.files.rename("a", "c")
         sandbox.files.remove("c")
         assert not sandbox.files.exists("c")
@@ -118,9 +116,9 @@ def test_sandboxes_are_found_again_paused_forked_and_kept() -> None:
     for copy in copies:
         assert copy.files.read("file") == "kept\n"
         copy.kill()
-    assert [each.snapshot_id for each in sandbox.list_snapshots().next_items()] == [snapshot.snapshot_id]
     assert e2b.Sandbox.delete_snapshot(snapshot.snapshot_id)
-    assert sandbox.get_metrics() == []
+    with pytest.raises(e2b.SandboxException, match="this server has no such call"):
+        sandbox.get_metrics()
     running = sandbox.commands.run("sleep 600", background=True)
     [refused] = sandbox.fork()
     assert f"processes {running.pid} run" in str(refused)

@@ -7,7 +7,6 @@ container:  run (detached, only waits) -> exec ... exec -> rm
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -23,7 +22,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.process import Finished, Process
-from envsdk.rewards.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.remote import WAIT, Container, RemoteBackend, RemoteSandbox, Shell
 from envsdk.rewards.sandbox.settings import ContainerSettings, parse_settings
 from envsdk.rewards.sandbox.threads import in_thread
 
@@ -35,7 +34,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 _REMOVE = {"container": ("rm", "--force", "--volumes"), "image": ("rmi", "--force")}
 
 _ON_TERMINAL = ("sh", "-c", 'exec <> "$0" >&0 2>&0; exec "$@"')
-"""The first terminal that a session opens is its own, so that new sizes reach the program."""
+"""The first terminal that a session opens is its own, so that its size reaches the program."""
 _SMOKE = """\
 echo probe $(tail -n +3 /proc/net/dev | cut -d: -f1)
 cd /sys/fs/cgroup 2>/dev/null
@@ -84,17 +83,14 @@ class CommandLine:
 
 
 @dataclass(slots=True, kw_only=True)
-class CliContainer:
+class CliContainer(Container):
     """One container of docker or podman."""
 
     command: CommandLine
     name: str
     run_options: Sequence[str]
     time_to_live_s: int
-    starts: asyncio.Semaphore
-    """Limits how many containers start at once."""
     checks_disk: bool
-    waiting_process: str = "1"
     kept: list[str] = field(default_factory=list)
     """Images made of it."""
 
@@ -150,14 +146,10 @@ class CliContainer:
         await self.command.ask("rm", "--force", "--volumes", self.name)
         await self.start(kept)
 
-    async def remove(self) -> None:
-        """Never raises: what is left ends with its time to live."""
-        try:
-            await self.command.ask("rm", "--force", "--volumes", self.name)
-            if self.kept:
-                await self.command.ask("rmi", "--force", *self.kept)
-        except (SandboxError, OSError) as error:
-            log.warning("container %s is left to its time to live: %s", self.name, error)
+    async def end(self) -> None:
+        await self.command.ask("rm", "--force", "--volumes", self.name)
+        if self.kept:
+            await self.command.ask("rmi", "--force", *self.kept)
 
     async def _inspect(self, template: str, *options: str) -> str:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
@@ -184,9 +176,7 @@ class ContainerBackend(RemoteBackend):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ContainerSettings, settings, backend=self.name)
-        super().__init__(
-            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
-        )
+        super().__init__(self.settings)
         self.gives_network = self.settings.network
         self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
 

@@ -35,7 +35,7 @@ from envsdk.rewards.sandbox.contract import (
 )
 from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.process import Finished
-from envsdk.rewards.sandbox.remote import ENDED, RemoteBackend, RemoteSandbox, Shell, packed
+from envsdk.rewards.sandbox.remote import ENDED, Container, RemoteBackend, RemoteSandbox, Shell, packed
 from envsdk.rewards.sandbox.settings import E2BSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ _LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMI
 
 
 @dataclass(slots=True, kw_only=True)
-class E2BContainer:
+class E2BContainer(Container):
     """One sandbox of the service."""
 
     access: Mapping[str, Any]
@@ -67,10 +67,8 @@ class E2BContainer:
     """What `AsyncSandbox.create` is given besides the template, and the metadata."""
     metadata: Mapping[str, str]
     user: str | None
-    starts: asyncio.Semaphore
     lay: Callable[[], Awaitable[Mapping[str, str]]]
     """Sends the image's folders to a server of ours; returns the metadata that asks for them."""
-    waiting_process: str = "1"
     running: Any = None
     kept: list[str] = field(default_factory=list)
     """Snapshots of it."""
@@ -84,14 +82,7 @@ class E2BContainer:
 
         async with self.starts, told():
             self.running = await AsyncSandbox.create(template, **options, **self.access)
-        await self._meet()
-
-    async def _meet(self) -> None:
-        """Ask which process inside starts all others."""
-        ended = await self.shell(Shell(argv=["bash", "-c", "echo $PPID"], timeout_s=120, keep=64))
-        self.waiting_process = ended.output.text().strip()
-        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
-            raise SandboxError(f"e2b: the sandbox does not answer: {ended.output.text()}")
+        await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
         from connectrpc.code import Code
@@ -205,15 +196,9 @@ class E2BContainer:
     async def end_all(self) -> bool:
         if not await self._kill(EVERYTHING):
             return False
-        await self._meet()
+        await self.meet()
         await self.shell(Shell(argv=["bash", "-c", f": > {ENDED}"], timeout_s=60))
         return True
-
-    async def memory_kills(self) -> int:
-        return 0
-
-    async def disk_bytes(self) -> int:
-        return 0
 
     async def keep(self) -> str:
         async with told():
@@ -232,19 +217,15 @@ class E2BContainer:
             if isinstance(forked, Exception):
                 raise forked
         made = replace(self, waiting_process="1", running=forked, kept=[])
-        await made._meet()
+        await made.meet()
         return made
 
-    async def remove(self) -> None:
-        """Never raises: what is left ends with its time to live."""
+    async def end(self) -> None:
         if self.running is not None:
-            try:
-                async with told():
-                    await self.running.kill()
-                    for snapshot in self.kept:
-                        await self.running.delete_snapshot(snapshot, **self.access)
-            except SandboxError as error:
-                log.warning("a sandbox is left to its time to live: %s", error)
+            async with told():
+                await self.running.kill()
+                for snapshot in self.kept:
+                    await self.running.delete_snapshot(snapshot, **self.access)
 
 
 @lru_cache
@@ -254,15 +235,6 @@ def _packages(python: Path) -> frozenset[str]:
     if done.returncode:
         raise ConfigurationError(f"the sandbox's interpreter {python} does not run: {done.stderr[-500:]}")
     return frozenset(done.stdout.split())
-
-
-def _digest(file: IO[bytes]) -> str:
-    """SHA-256 of a file, which is at its start again."""
-    found = hashlib.sha256()
-    while chunk := file.read(_CHUNK_BYTES):
-        found.update(chunk)
-    file.seek(0)
-    return found.hexdigest()
 
 
 def _end(event: Any) -> tuple[ExecEnd, int]:
@@ -341,9 +313,7 @@ class E2BBackend(RemoteBackend):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(E2BSettings, settings, backend=self.name)
-        super().__init__(
-            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
-        )
+        super().__init__(self.settings)
         self.checked: set[tuple[Path, str | None]] = set()
         """Interpreters of this machine, and the images whose own have the same packages."""
         self._takes_folders = False
@@ -364,15 +334,11 @@ class E2BBackend(RemoteBackend):
         try:
             self._takes_folders = (await self._ask("GET", "/envsdk/places")).status_code == 200
             await self._sweep()
-            sandbox = await self._start(Image(), Limits())
-            answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
-            await sandbox.close()
+            await self._try_out()
         except SandboxesFull:
             raise
         except SandboxError as error:
             raise SandboxUnavailable(f"{where} runs no sandboxes for this key: {error}") from error
-        if answer.output != "probe\n":
-            raise SandboxUnavailable(f"{where}: a trial sandbox answered {answer.output[-500:]!r}")
 
     async def _ask(self, verb: str, path: str, content: IO[bytes] | None = None) -> Any:
         """The answer of the API to a call that its SDK does not have."""
@@ -417,7 +383,9 @@ class E2BBackend(RemoteBackend):
         is_file = await asyncio.to_thread(path.is_file)
         folder, name, shown = (path.parent, path.name, "file") if is_file else (path, ".", ".")
         async with packed(folder, name, shown) as archive:
-            digest = await asyncio.to_thread(_digest, archive)
+            found = await asyncio.to_thread(hashlib.file_digest, archive, "sha256")  # type: ignore[arg-type]
+            digest = found.hexdigest()
+            archive.seek(0)
             if not await self._has(digest):
                 answer = await self._ask("PUT", f"/envsdk/folders/{digest}", archive)
                 if answer.status_code != 204:

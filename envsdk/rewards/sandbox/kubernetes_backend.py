@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import logging
 import secrets
 import shlex
 import time
@@ -22,10 +21,8 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.process import Finished
-from envsdk.rewards.sandbox.remote import RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.remote import Container, RemoteBackend, RemoteSandbox, Shell
 from envsdk.rewards.sandbox.settings import KubernetesSettings, parse_settings
-
-log = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 300.0
 """For what a command has printed."""
@@ -37,27 +34,23 @@ _CONNECTIONS = {
 
 
 @dataclass(slots=True, kw_only=True)
-class ClaimedPod:
+class ClaimedPod(Container):
     """One sandbox of the cluster."""
 
     backend: KubernetesBackend
-    waiting_process: str = "1"
     running: Any = None
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the cluster refused, or had none in time."""
         settings = self.backend.settings
-        async with self.backend.starts, told():
+        async with self.starts, told():
             self.running = await self.backend.client.create_sandbox(
                 image,
                 settings.namespace,
                 settings.ready_timeout_s,
                 shutdown_after_seconds=settings.time_to_live_s,
             )
-        ended = await self.shell(Shell(argv=["bash", "-c", "echo $PPID"], timeout_s=120, keep=64))
-        self.waiting_process = ended.output.text().strip()
-        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
-            raise SandboxError(f"kubernetes: the sandbox does not answer: {ended.output.text()}")
+        await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
         kept = HeadTail(shell.keep)
@@ -94,29 +87,10 @@ class ClaimedPod:
                 return bool(status == "SandboxReady")
         return False
 
-    async def end_all(self) -> bool:
-        return False
-
-    async def memory_kills(self) -> int:
-        return 0
-
-    async def disk_bytes(self) -> int:
-        return 0
-
-    async def keep(self) -> str:
-        raise SandboxError("backend `kubernetes` has no snapshots: `pack` and `unpack` its files")
-
-    async def replaced_by(self, kept: str) -> None:
-        raise NotImplementedError("`keep` makes nothing to go back to")
-
-    async def remove(self) -> None:
-        """Never raises: what is left ends with its time to live."""
+    async def end(self) -> None:
         if self.running is not None:
-            try:
-                async with told():
-                    await self.running.terminate()
-            except SandboxError as error:
-                log.warning("a sandbox is left to its time to live: %s", error)
+            async with told():
+                await self.running.terminate()
 
 
 class KubernetesBackend(RemoteBackend):
@@ -129,14 +103,8 @@ class KubernetesBackend(RemoteBackend):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(KubernetesSettings, settings, backend=self.name)
-        super().__init__(
-            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
-        )
+        super().__init__(self.settings)
         self.client: Any = None
-
-    @property
-    def starts(self) -> Any:
-        return self._starts
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -157,15 +125,11 @@ class KubernetesBackend(RemoteBackend):
         connection = validated(model, settings.connection, "`connection` of sandbox backend `kubernetes`")
         self.client = self.client or AsyncSandboxClient(connection_config=connection)
         try:
-            sandbox = await self._start(Image(), Limits())
-            answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
-            await sandbox.close()
+            await self._try_out()
         except SandboxError as error:
             raise SandboxUnavailable(
                 f"warm pool {settings.warmpool} of namespace {settings.namespace} gives no sandboxes: {error}"
             ) from error
-        if answer.output != "probe\n":
-            raise SandboxUnavailable(f"kubernetes: a trial sandbox answered {answer.output[-500:]!r}")
 
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
         settings, container = self.settings, image.container
@@ -174,15 +138,7 @@ class KubernetesBackend(RemoteBackend):
             raise ConfigurationError(
                 f"backend `kubernetes`: `warmpools` names no pool of container image {container}"
             )
-        sandbox = RemoteSandbox(
-            id=secrets.token_hex(6),
-            image=image,
-            limits=limits,
-            container=ClaimedPod(backend=self),
-            slots=self._slots,
-            relays_binds=bool(image.binds),
-        )
-        return sandbox, pool
+        return self._relaying(image, limits, ClaimedPod(backend=self, starts=self._starts)), pool
 
 
 @contextlib.asynccontextmanager

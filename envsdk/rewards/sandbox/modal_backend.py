@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from envsdk.rewards.sandbox.containers import has_died, this_process
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, SandboxUnavailable
 from envsdk.rewards.sandbox.output import HeadTail
 from envsdk.rewards.sandbox.process import Finished
-from envsdk.rewards.sandbox.remote import WAIT, RemoteBackend, RemoteSandbox, Shell
+from envsdk.rewards.sandbox.remote import WAIT, Container, RemoteBackend, RemoteSandbox, Shell
 from envsdk.rewards.sandbox.settings import ModalSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -34,15 +33,13 @@ _WAITING = "until [ -s /tmp/.waiting ]; do sleep 0.1; done; cat /tmp/.waiting; r
 
 
 @dataclass(slots=True, kw_only=True)
-class ModalContainer:
+class ModalContainer(Container):
     """One sandbox of Modal's."""
 
     sdk: Any
     options: Mapping[str, Any]
     """What `modal.Sandbox.create` is given besides the image."""
     time_to_live_s: int
-    starts: asyncio.Semaphore
-    waiting_process: str = "1"
     running: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
     """Images made of it, by name."""
@@ -54,11 +51,7 @@ class ModalContainer:
             self.running = await self._answer(
                 self.sdk.Sandbox.create.aio(*command, image=image, **self.options)
             )
-        argv = ["bash", "-c", _WAITING]
-        ended = await self.shell(Shell(argv=argv, timeout_s=120, keep=64, max_output=64))
-        self.waiting_process = ended.output.text().strip()
-        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
-            raise SandboxError(f"modal: the sandbox does not answer: {ended.output.text()}")
+        await self.meet(_WAITING)
 
     async def shell(self, shell: Shell) -> Finished:
         kept = HeadTail(shell.keep)
@@ -97,15 +90,6 @@ class ModalContainer:
             return await self._answer(self.running.poll.aio()) is None
         return False
 
-    async def end_all(self) -> bool:
-        return False
-
-    async def memory_kills(self) -> int:
-        return 0
-
-    async def disk_bytes(self) -> int:
-        return 0
-
     async def keep(self) -> str:
         name = f"kept-{len(self.kept)}"
         self.kept[name] = await self._answer(self.running.snapshot_filesystem.aio())
@@ -115,13 +99,9 @@ class ModalContainer:
         await self._answer(self.running.terminate.aio())
         await self.start(self.kept[kept])
 
-    async def remove(self) -> None:
-        """Never raises: what is left ends with its time to live."""
+    async def end(self) -> None:
         if self.running is not None:
-            try:
-                await self._answer(self.running.terminate.aio())
-            except SandboxError as error:
-                log.warning("a sandbox is left to its time to live: %s", error)
+            await self._answer(self.running.terminate.aio())
 
     async def _answer(self, call: Any) -> Any:
         """What the SDK answers; its errors become SandboxError."""
@@ -141,9 +121,7 @@ class ModalBackend(RemoteBackend):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ModalSettings, settings, backend=self.name)
-        super().__init__(
-            starts_at_once=self.settings.starts_at_once, commands_at_once=self.settings.commands_at_once
-        )
+        super().__init__(self.settings)
         self._sdk: Any = None
         self._app: Any = None
 
@@ -156,16 +134,12 @@ class ModalBackend(RemoteBackend):
         try:
             self._app = await modal.App.lookup.aio(self.settings.app, create_if_missing=True)
             await self._sweep()
-            sandbox = await self._start(Image(), Limits())
-            answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
-            await sandbox.close()
+            await self._try_out()
         except (modal.exception.Error, SandboxError) as error:
             raise SandboxUnavailable(
                 f"Modal cannot run sandboxes for this account: {error}. Run `modal setup` and see that "
                 f"the image {self.settings.image} has bash: docs/swe-sandbox.md"
             ) from error
-        if answer.output != "probe\n":
-            raise SandboxUnavailable(f"Modal: a trial sandbox answered {answer.output[-500:]!r}")
 
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, Any]:
         container = ModalContainer(
@@ -181,15 +155,8 @@ class ModalBackend(RemoteBackend):
             time_to_live_s=self.settings.time_to_live_s,
             starts=self._starts,
         )
-        sandbox = RemoteSandbox(
-            id=secrets.token_hex(6),
-            image=image,
-            limits=limits,
-            container=container,
-            slots=self._slots,
-            relays_binds=bool(image.binds),
-        )
-        return sandbox, self._sdk.Image.from_registry(image.container or self.settings.image)
+        source = self._sdk.Image.from_registry(image.container or self.settings.image)
+        return self._relaying(image, limits, container), source
 
     async def _sweep(self) -> None:
         """End the sandboxes of this machine's programs that have died."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import secrets
 import tarfile
@@ -16,14 +17,17 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar
 
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
 from envsdk.rewards.sandbox.process import Finished
+from envsdk.rewards.sandbox.settings import RemoteSettings
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file
 from envsdk.rewards.sandbox.threads import in_thread
+
+log = logging.getLogger(__name__)
 
 ENDED = "/dev/shm/.ended"
 WAIT = f"""\
@@ -77,45 +81,63 @@ class Shell:
     """It is ended after more bytes."""
 
 
-class Container(Protocol):
-    """One running container."""
+@dataclass(slots=True, kw_only=True)
+class Container(ABC):
+    """One running container; what a kind of container has not stays as it is here."""
 
-    waiting_process: str
+    starts: asyncio.Semaphore
+    """Limits how many start at once."""
+    waiting_process: str = "1"
     """Process id, inside, of the one that waits."""
 
+    @abstractmethod
     async def start(self, image: Any) -> None:
         """Start it. Raises SandboxError: that was refused."""
-        ...
 
+    @abstractmethod
     async def shell(self, shell: Shell) -> Finished:
         """Run a shell inside; raises OSError or SandboxError where that cannot be tried."""
-        ...
 
+    @abstractmethod
     async def is_running(self) -> bool: ...
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Delete it with all that was kept of it. Raises OSError or SandboxError."""
 
     async def end_all(self) -> bool:
         """Have the waiting process kill all others; False: this kind of container takes no signals."""
-        ...
+        return False
 
     async def memory_kills(self) -> int:
         """How many processes the kernel has killed in it for lack of memory; 0 where that is not known."""
-        ...
+        return 0
 
     async def disk_bytes(self) -> int:
         """What its files take beyond its image; 0 where that is not known."""
-        ...
+        return 0
 
     async def keep(self) -> str:
         """Keep its files as an image; returns the image's name."""
-        ...
+        raise SandboxError("this backend has no snapshots: `pack` and `unpack` a sandbox's files")
 
     async def replaced_by(self, kept: str) -> None:
         """Go on as a new container of what `keep` returned."""
-        ...
+        raise NotImplementedError
+
+    async def meet(self, script: str = "echo $PPID") -> None:
+        """Ask which process inside starts all others. Raises SandboxError: none answers."""
+        ended = await self.shell(Shell(argv=["bash", "-c", script], timeout_s=120, keep=64, max_output=64))
+        self.waiting_process = ended.output.text().strip()
+        if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
+            raise SandboxError(f"the sandbox does not answer: {ended.output.text()}")
 
     async def remove(self) -> None:
-        """End it, and delete it with all that was kept of it."""
-        ...
+        """End it. Never raises: what is left ends with its time to live."""
+        try:
+            await self.end()
+        except (OSError, SandboxError) as error:
+            log.warning("a sandbox is left to its time to live: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +321,9 @@ class RemoteBackend(ABC):
     """Characters that no path of `Image.binds` may have."""
     gives_network: bool = False
 
-    def __init__(self, *, starts_at_once: int, commands_at_once: int) -> None:
-        self._starts = asyncio.Semaphore(starts_at_once)
-        self._slots = asyncio.Semaphore(commands_at_once)
+    def __init__(self, settings: RemoteSettings) -> None:
+        self._starts = asyncio.Semaphore(settings.starts_at_once)
+        self._slots = asyncio.Semaphore(settings.commands_at_once)
         self._probing = asyncio.Lock()
         self._is_probed = False
         self._sandboxes: list[RemoteSandbox] = []
@@ -341,6 +363,25 @@ class RemoteBackend(ABC):
             raise
         self._keep(sandbox)
         return sandbox
+
+    async def _try_out(self) -> None:
+        """Run a small command. Raises SandboxError: that failed."""
+        sandbox = await self._start(Image(), Limits())
+        answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
+        await sandbox.close()
+        if answer.output != "probe\n":
+            raise SandboxError(f"a trial sandbox answered {answer.output[-500:]!r}")
+
+    def _relaying(self, image: Image, limits: Limits, container: Container) -> RemoteSandbox:
+        """A sandbox in a container that can show no folders of this machine."""
+        return RemoteSandbox(
+            id=secrets.token_hex(6),
+            image=image,
+            limits=limits,
+            container=container,
+            slots=self._slots,
+            relays_binds=bool(image.binds),
+        )
 
     def _keep(self, sandbox: RemoteSandbox) -> None:
         """Close it with the others."""

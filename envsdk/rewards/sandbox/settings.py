@@ -46,7 +46,16 @@ class BubblewrapSettings(SandboxSettings):
     """Whether images and builds that ask for the network get this machine's, its loopback included."""
 
 
-class ContainerSettings(SandboxSettings):
+class RemoteSettings(SandboxSettings):
+    """Base of the settings of backends whose sandboxes run apart from this program."""
+
+    starts_at_once: PositiveInt = 16
+    """How many sandboxes start at the same time."""
+    time_to_live_s: PositiveInt = 4 * 3600
+    """After this many seconds a sandbox ends, whatever became of this program."""
+
+
+class ContainerSettings(RemoteSettings):
     """Settings of the `docker` and `podman` backends."""
 
     program: str | None = None
@@ -58,9 +67,6 @@ class ContainerSettings(SandboxSettings):
     run_options: tuple[str, ...] = ()
     """Further options of `run`, such as `--runtime=runsc`."""
     starts_at_once: PositiveInt = 4
-    """How many containers start at the same time."""
-    time_to_live_s: PositiveInt = 4 * 3600
-    """After this many seconds a container ends and deletes itself, whatever became of this program."""
     call_timeout_s: PositiveFloat = 300.0
     """How long one call of the command may take; a first start downloads the image."""
     network: bool = False
@@ -71,7 +77,7 @@ class ContainerSettings(SandboxSettings):
     """Whether a program whose containers have no limit on processes or memory is refused."""
 
 
-class ModalSettings(SandboxSettings):
+class ModalSettings(RemoteSettings):
     """Settings of the `modal` backend."""
 
     app: str = "envsdk-sandboxes"
@@ -80,13 +86,10 @@ class ModalSettings(SandboxSettings):
     """Container image, from a registry, where an image names none."""
     cpu: PositiveFloat = 1.0
     """Cores of one sandbox."""
-    starts_at_once: PositiveInt = 16
-    """How many sandboxes start at the same time."""
     time_to_live_s: Annotated[int, Field(gt=0, le=24 * 3600)] = 4 * 3600
-    """After this many seconds Modal ends a sandbox."""
 
 
-class E2BSettings(SandboxSettings):
+class E2BSettings(RemoteSettings):
     """Settings of the `e2b` backend."""
 
     api_url: str | None = None
@@ -103,13 +106,10 @@ class E2BSettings(SandboxSettings):
     """Template where an image names no container."""
     user: str | None = "root"
     """User of all commands; absent, the template's. Our own server has one, whatever it is called."""
-    starts_at_once: PositiveInt = 16
-    """How many sandboxes start at the same time."""
     time_to_live_s: PositiveInt = 3600
-    """After this many seconds the service ends a sandbox."""
 
 
-class KubernetesSettings(SandboxSettings):
+class KubernetesSettings(RemoteSettings):
     """Settings of the `kubernetes` backend."""
 
     warmpool: str
@@ -121,11 +121,7 @@ class KubernetesSettings(SandboxSettings):
     """How sandboxes are reached: from a Pod of the cluster, by a Gateway, or by the router's address."""
     connection: Mapping[str, Any] = Field(default_factory=dict)
     """Fields of `k8s_agent_sandbox.models`' configuration of that, such as `api_url` or `gateway_name`."""
-    starts_at_once: PositiveInt = 16
-    """How many sandboxes start at the same time."""
     ready_timeout_s: PositiveInt = 180
-    time_to_live_s: PositiveInt = 4 * 3600
-    """After this many seconds the cluster deletes a sandbox."""
 
 
 class UnsandboxedSettings(SandboxSettings):

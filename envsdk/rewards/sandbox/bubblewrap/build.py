@@ -6,7 +6,6 @@ base -> for each step: its layer by name, or a sandbox on the layers so far -> e
 from __future__ import annotations
 
 import shlex
-import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -152,17 +151,16 @@ class _Builder:
     async def _copy(self, copy: Copy) -> tuple[Callable[[BubblewrapSandbox], Awaitable[None]], str]:
         try:
             entries = await in_thread(self.context.entries, copy)
-            what = digest(await in_thread(digest_of, entries), copy.target, copy.unpacks)
+            what = digest(await in_thread(digest_of, entries), copy.target)
         except (OSError, ValueError) as error:
             raise self._error(copy.line, f"{copy.instruction} {error}") from None
         is_file = len(entries) == 1 and not entries[0].is_inner and not copy.target.endswith("/")
-        is_file = is_file and not (copy.unpacks and entries[0].is_archive)
 
         async def work(sandbox: BubblewrapSandbox) -> None:
             with tempfile.TemporaryFile() as archive:
                 try:
-                    await in_thread(write_archive, entries, archive, unpacks=copy.unpacks)
-                except (OSError, ValueError, tarfile.TarError) as error:
+                    await in_thread(write_archive, entries, archive)
+                except OSError as error:
                     raise self._error(copy.line, f"{copy.instruction}: {error}") from None
                 single = (entries[0].name, f"{entries[0].permissions:o}") if is_file else ("", "")
                 await self._unpack(sandbox, copy, archive, single)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -68,10 +67,7 @@ class FleetBackend:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = validated(FleetSettings, settings, "settings of sandbox backend `fleet`")
         self._hosts = self.settings.named_hosts()
-        self._written_at = self._time_of_file()
-        self._opened = dict(self._hosts)
-        """Those that are being drained too."""
-        self._backends = {name: self._open(host) for name, host in self._opened.items()}
+        self._backends = {name: self._open(host) for name, host in self._hosts.items()}
         self._numbers = itertools.count()
         self._begin()
 
@@ -124,6 +120,11 @@ class FleetBackend:
         await asyncio.gather(*(self._let_go(*each) for each in self._backends.items()))
         self._begin()
 
+    def drain(self, host: str) -> None:
+        """Start nothing more on a host, and let go of it after its last lease."""
+        del self._hosts[host]
+        self._do(self._core.drain(host))
+
     def lost(self, number: int, why: str) -> None:
         """A leased sandbox failed."""
         self._do(self._core.lost(number, why))
@@ -150,7 +151,6 @@ class FleetBackend:
         number = next(self._numbers)
         answer: asyncio.Future[parts.Lease] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
-        self._read_again()
         self._do(self._core.request(number, wanted, budget_s))
         try:
             return await answer
@@ -184,7 +184,6 @@ class FleetBackend:
                 case parts.Lost(number, why):
                     self._leased[number].is_lost(why)
                 case parts.Release(host):
-                    del self._opened[host]
                     self._released.add(asyncio.create_task(self._let_go(host, self._backends.pop(host))))
                 case parts.News(text):
                     log.warning("%s", text)
@@ -229,7 +228,6 @@ class FleetBackend:
             self._do(self._core.tick(now - before))
             if now - looked_at >= self.settings.silence_s / 4:
                 looked_at = now
-                self._read_again()
                 for host in self._backends:
                     if host not in self._looks and self._core.up_on(host):
                         self._looks[host] = asyncio.create_task(self._look(host))
@@ -248,38 +246,6 @@ class FleetBackend:
             log.debug("host %s does not answer: %s", host, describe_error(error))
         finally:
             del self._looks[host]
-
-    def _read_again(self) -> None:
-        """Follow a change of `hosts_file`; one that cannot be read changes nothing."""
-        written_at = self._time_of_file()
-        if written_at == self._written_at:
-            return
-        self._written_at = written_at
-        try:
-            hosts = self.settings.named_hosts()
-            for host in hosts.values():
-                known = self._opened.get(host.name, host)
-                if (known.backend, known.settings) != (host.backend, host.settings):
-                    raise ConfigurationError(
-                        f"hosts_file: {host.name} has other settings; give it another name"
-                    )
-            opened = {name: self._open(host) for name, host in hosts.items() if name not in self._opened}
-        except ConfigurationError as error:
-            log.error("%s; the fleet stays as it is", error)
-            return
-        self._backends |= opened
-        self._opened |= hosts
-        for name in self._hosts.keys() - hosts.keys():
-            self._do(self._core.drain(name))
-        for host in hosts.values():
-            self._do(self._core.add(host))
-        self._hosts = hosts
-
-    def _time_of_file(self) -> int:
-        file = self.settings.hosts_file
-        with contextlib.suppress(OSError):
-            return file.stat().st_mtime_ns if file is not None else 0
-        return 0
 
     def _open(self, host: HostSettings) -> SandboxBackend:
         shared = self.settings.commands_at_once

@@ -143,12 +143,6 @@ class FleetCore:
         if host in self._state.hosts:
             self._state.hosts[host].heard_at_s = self._state.now_s
 
-    def add(self, host: HostSettings) -> list[Command]:
-        """A host joins, or one that is drained comes back."""
-        known = self._state.hosts.setdefault(host.name, Host(host))
-        known.config, known.is_draining = host, False
-        return self._settled()
-
     def drain(self, host: str) -> list[Command]:
         """It starts nothing more; its leases go on. `Release` follows."""
         self._state.hosts[host].is_draining = True

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any
 
-import yaml
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
-from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
 
 
@@ -54,40 +51,18 @@ class FleetLimits(StrictSettings):
 class FleetSettings(FleetLimits):
     """Settings of the `fleet` backend."""
 
-    hosts: tuple[HostSettings, ...] = ()
-    hosts_file: Path | None = None
-    """YAML file with the list instead. It is read again when it changes: hosts that it lacks are drained."""
+    hosts: Annotated[tuple[HostSettings, ...], Field(min_length=1)]
     commands_at_once: PositiveInt | None = None
     """For hosts whose settings do not say it."""
-
-    @model_validator(mode="after")
-    def _one_list(self) -> Self:
-        if bool(self.hosts) == (self.hosts_file is not None):
-            raise ValueError("name the hosts either by `hosts` or by `hosts_file`")
-        return self
 
     def named_hosts(self) -> dict[str, HostSettings]:
         """Hosts by their names.
 
-        Raises ConfigurationError: the file cannot be read, or a host is wrong.
+        Raises ConfigurationError: a host is wrong.
         """
-        hosts = self.hosts or _read(self.hosts_file)
-        named = {host.name or f"{host.backend}-{number}": host for number, host in enumerate(hosts)}
-        if len(named) < len(hosts):
+        named = {host.name or f"{host.backend}-{number}": host for number, host in enumerate(self.hosts)}
+        if len(named) < len(self.hosts):
             raise ConfigurationError("backend `fleet`: two hosts have the same name")
-        if any(host.backend == "unsandboxed" for host in hosts):
+        if any(host.backend == "unsandboxed" for host in self.hosts):
             raise ConfigurationError("backend `fleet`: `unsandboxed` is no sandbox, and cannot be a host")
         return {name: host.model_copy(update={"name": name}) for name, host in named.items()}
-
-
-class _HostList(StrictSettings):
-    hosts: tuple[HostSettings, ...]
-
-
-def _read(file: Path | None) -> tuple[HostSettings, ...]:
-    assert file is not None
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"backend `fleet`: hosts_file {file}: {error}") from error
-    return validated(_HostList, {"hosts": content}, f"hosts_file {file} of sandbox backend `fleet`").hosts

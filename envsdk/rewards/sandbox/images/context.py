@@ -6,7 +6,6 @@ import glob
 import hashlib
 import io
 import os
-import re
 import stat
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -19,9 +18,6 @@ from e2b_dockerfile_utils import PatternMatcher
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.images.dockerfile import Copy
-
-MAX_UNPACKED_BYTES = 4 << 30
-"""Content of an archive that ADD unpacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +33,6 @@ class Entry:
     """None: the source's."""
     is_inner: bool = False
     """Whether a folder was to be copied, and this is part of it."""
-
-    @property
-    def is_archive(self) -> bool:
-        pattern = r".+\.(tar(\.\w+)?|tgz|tbz2?|txz)"
-        return (
-            self.source is not None
-            and self.source.is_file()
-            and bool(re.fullmatch(pattern, self.source.name))
-        )
 
     @property
     def permissions(self) -> int:
@@ -161,13 +148,10 @@ def digest_of_build(build: Build) -> str:
     return hashlib.sha256(repr(given).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def write_archive(entries: Iterable[Entry], target: IO[bytes], *, unpacks: bool = False) -> None:
-    """The entries as a tar archive of no owner; with `unpacks` the content of those that are archives."""
+def write_archive(entries: Iterable[Entry], target: IO[bytes]) -> None:
+    """The entries as a tar archive of no owner."""
     with tarfile.open(fileobj=target, mode="w|") as archive:
         for entry in entries:
-            if unpacks and entry.source is not None and entry.is_archive:
-                _add_members(archive, entry.source)
-                continue
             if entry.source is None:
                 info = tarfile.TarInfo(entry.name)
                 info.size = len(entry.content)
@@ -183,16 +167,3 @@ def write_archive(entries: Iterable[Entry], target: IO[bytes], *, unpacks: bool 
                     archive.addfile(info, file)
             else:
                 archive.addfile(info)
-
-
-def _add_members(archive: tarfile.TarFile, path: Path) -> None:
-    with tarfile.open(path) as packed:
-        total = 0
-        for member in packed:
-            total += member.size
-            if total > MAX_UNPACKED_BYTES:
-                raise ValueError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
-            if member.isreg():
-                archive.addfile(member, packed.extractfile(member))
-            elif member.isdir() or member.issym() or member.islnk():
-                archive.addfile(member)

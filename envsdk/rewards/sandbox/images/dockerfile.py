@@ -30,6 +30,7 @@ PROXIES = frozenset(
 )  # fmt: skip
 """Build arguments that need no ARG."""
 _END = "envsdk-end-of-script"
+_ARCHIVE = re.compile(r".+\.(tar(\.\w+)?|tgz|tbz2?|txz)")
 _URL = re.compile(r"(https?|ftp|git|ssh)://|git@", re.IGNORECASE)
 
 
@@ -70,11 +71,6 @@ class Copy:
     """Number of an earlier stage, or a base image."""
     mode: int | None = None
     instruction: str = "COPY"
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether archives are unpacked."""
-        return self.instruction == "ADD"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -253,6 +249,8 @@ class _Reader:
         for source in sources:
             if _URL.match(source):
                 raise ValueError(f"{name} {source}: files come from the context, nothing is downloaded")
+            if name == "ADD" and _ARCHIVE.fullmatch(source):
+                raise ValueError(f"ADD {source}: archives are not unpacked: COPY it, and unpack it by RUN")
             if ".." in PurePosixPath(source).parts:
                 raise ValueError(f"{name} {source}: that is outside of the context")
         is_folder = target.endswith(("/", "/.")) or target == "." or len(sources) + len(files) > 1

@@ -13,6 +13,7 @@ import logging
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from e2b.envd.filesystem.filesystem_connect import FilesystemASGIApplication
@@ -25,7 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from envsdk.rewards.sandbox.contract import SandboxError
 from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes
-from envsdk.rewards.sandbox.sandboxd.guest import Exited, NotStarted, answer_of, raise_failure
+from envsdk.rewards.sandbox.sandboxd.guest import Exited, NotStarted, Printed, answer_of, raise_failure
 from envsdk.rewards.sandbox.sandboxd.inside import server as wire
 from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
 from envsdk.rewards.sandbox.sandboxd.refused import Refused
@@ -106,29 +107,25 @@ class App:
 
 async def _download(box: Box, path: str) -> Response:
     running = await box.live().call("read", path=path)
-    stack = running.events()
-    events = stack.__enter__()
-    first = await events.next()
-    if isinstance(first, Exited):
-        stack.__exit__(None, None, None)
-        raise_failure(first, b"")
-        return Response(b"")
-    if first.stream == wire.ERRORS:
-        last = await events.next()
-        stack.__exit__(None, None, None)
-        assert isinstance(last, Exited)
-        raise_failure(last, first.data)
+    with ExitStack() as opened:
+        events = opened.enter_context(running.events())
+        first = await events.next()
+        problem = b""
+        if isinstance(first, Printed) and first.stream == wire.ERRORS:
+            problem, first = first.data, await events.next()
+        if isinstance(first, Exited):
+            raise_failure(first, problem)
+            return Response(b"")
+        begun = opened.pop_all()
 
     async def content() -> AsyncIterator[bytes]:
-        try:
+        with begun:
             yield first.data
             async for event in events:
                 if not isinstance(event, Exited):
                     yield event.data
                 elif event.code:
                     raise SandboxError(f"reading {path} was cut off")
-        finally:
-            stack.__exit__(None, None, None)
 
     return StreamingResponse(content(), media_type="application/octet-stream")
 
@@ -194,9 +191,8 @@ async def _chunks(file: UploadFile) -> AsyncIterator[bytes]:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: this server has no such call"
-    return refusal(Refused(error.status_code, message))
+    # E2B's SDK takes 404 for a sandbox that is gone.
+    return refusal(Refused(501, f"{request.method} {request.url.path}: this server has no such call"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

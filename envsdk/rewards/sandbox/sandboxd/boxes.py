@@ -9,7 +9,6 @@ created -> running --time-out, kill--> gone
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import secrets
@@ -49,8 +48,6 @@ class Box:
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     """For every command."""
-    pauses: bool = False
-    """Whether it is paused, not ended, at its time-out."""
     is_snapshot: bool = False
     names: tuple[str, ...] = ()
     """Names of a snapshot."""
@@ -123,18 +120,10 @@ class Boxes:
         return self._boxes.get(name)
 
     def places(self, token: str) -> dict[str, object]:
-        """How many more sandboxes the token may have, for what spreads them over servers."""
+        """How many more sandboxes the token may have."""
         used = sum(box.owner == token for box in self._boxes.values())
         most = self.settings.tokens[token].sandboxes
-        starting = sum(box.sandbox is None for box in self._boxes.values())
-        free = 0 if self.draining else max(0, most - used)
-        return {
-            "sandboxes": most,
-            "used": used,
-            "free": free,
-            "starting": starting,
-            "draining": self.draining,
-        }
+        return {"sandboxes": most, "used": used, "free": 0 if self.draining else max(0, most - used)}
 
     async def create(
         self,
@@ -144,7 +133,6 @@ class Boxes:
         timeout_s: int | None,
         metadata: Mapping[str, str],
         env: Mapping[str, str],
-        pauses: bool = False,
         idempotency_key: str | None = None,
     ) -> Box:
         for box in self.of(token):
@@ -172,7 +160,6 @@ class Boxes:
             limits=limits,
             metadata=metadata,
             env={**(source.env if source else {}), **env},
-            pauses=pauses,
             idempotency_key=idempotency_key,
         )
         return await self._start(box, timeout_s, source)
@@ -231,7 +218,6 @@ class Boxes:
             limits=box.limits,
             metadata=box.metadata,
             env=box.env,
-            pauses=box.pauses and not keeps,
             is_snapshot=keeps,
             names=(name,) if name else (),
             source=box.id,
@@ -313,15 +299,9 @@ class Boxes:
         box.timer = asyncio.get_running_loop().call_later(delay, self._time_out, box)
 
     def _time_out(self, box: Box) -> None:
-        task = asyncio.ensure_future(
-            self._auto_pause(box) if box.pauses and not box.paused else self._end(box)
-        )
+        task = asyncio.ensure_future(self._end(box))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-
-    async def _auto_pause(self, box: Box) -> None:
-        with contextlib.suppress(Refused):
-            await self.pause(box)
 
     async def _end(self, box: Box) -> None:
         """Take it out, then end it; its place is free once nothing of it is left."""

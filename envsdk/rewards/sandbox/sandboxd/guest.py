@@ -99,15 +99,6 @@ class Events:
         self._running.taken(event, left)
         return event
 
-    def waiting(self) -> list[Event]:
-        """Those that are there."""
-        found = []
-        while not self._queue.empty():
-            event, left = self._queue.get_nowait()
-            self._running.taken(event, left)
-            found.append(event)
-        return found
-
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
             event = await self.next()
@@ -126,7 +117,6 @@ class Running:
     guest: Guest
     number: int
     asked: Mapping[str, Any]
-    tag: str | None = None
     pid: int = 0
     exited: Exited | None = None
     started: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -237,8 +227,6 @@ class Guest:
     starts: asyncio.Semaphore
     """Limits how many sandboxes start their first process at once."""
     running: dict[int, Running] = field(default_factory=dict)
-    watchers: dict[str, Any] = field(default_factory=dict)
-    """What the second plane keeps between two calls of a client."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _held: asyncio.Task[ExecResult] | None = None
@@ -255,7 +243,6 @@ class Guest:
         cwd: str = "",
         stdin: bool = False,
         terminal: tuple[int, int] | None = None,
-        tag: str | None = None,
     ) -> Running:
         """Start a process.
 
@@ -263,15 +250,15 @@ class Guest:
         Raises SandboxError: the sandbox does not answer.
         """
         asked = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "stdin": stdin, "terminal": terminal}
-        return await self._start(asked, tag)
+        return await self._start(asked)
 
     async def call(self, name: str, *, stdin: bool = False, **arguments: object) -> Running:
         """Start one of the calls of `inside.files`."""
-        return await self._start({"call": name, "arguments": arguments, "stdin": stdin}, None)
+        return await self._start({"call": name, "arguments": arguments, "stdin": stdin})
 
     async def answer(self, name: str, **arguments: object) -> Any:
         """What a call prints. Raises OSError: it failed inside. Raises SandboxError: the sandbox did."""
-        running = await self._start({"call": name, "arguments": arguments, "stdin": False}, None)
+        running = await self._start({"call": name, "arguments": arguments, "stdin": False})
         with running.events() as events:
             return await answer_of(events)
 
@@ -279,11 +266,11 @@ class Guest:
         """Those that a client has started and that run."""
         return [each for each in self.running.values() if each.pid and "argv" in each.asked]
 
-    def find(self, pid: int | None, tag: str | None) -> Running:
+    def find(self, pid: int) -> Running:
         for each in self.processes():
-            if each.pid == pid or (tag is not None and each.tag == tag):
+            if each.pid == pid:
                 return each
-        raise NoProcess(f"process with {f'tag {tag}' if pid is None else f'pid {pid}'} not found")
+        raise NoProcess(f"process with pid {pid} not found")
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         if self._writer is not None and not self._writer.is_closing():
@@ -321,11 +308,11 @@ class Guest:
             await self.stop()
             yield
 
-    async def _start(self, asked: Mapping[str, Any], tag: str | None) -> Running:
+    async def _start(self, asked: Mapping[str, Any]) -> Running:
         async with self._lock:
             if self._writer is None:
                 await self._rise()
-            running = Running(self, next(self._numbers), asked, tag)
+            running = Running(self, next(self._numbers), asked)
             self.running[running.number] = running
             self.send(wire.START, running.number, json.dumps(asked).encode())
         try:
@@ -383,7 +370,6 @@ class Guest:
             exited = Exited(-signal.SIGKILL, self._passed or _limit(held))
             self._passed = None
             lost, self.running = list(self.running.values()), {}
-            self.watchers.clear()
             for each in lost:
                 if not each.started.done():  # what it runs may have ended everything before that was told
                     each.started.set_result(0)

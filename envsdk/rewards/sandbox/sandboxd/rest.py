@@ -35,7 +35,7 @@ class NewSandbox(_Body):
     timeout: NonNegativeInt | None = None
     metadata: dict[str, str] = Field(default_factory=dict, max_length=64)
     envVars: dict[str, str] = Field(default_factory=dict)
-    autoPause: bool = False
+    autoPause: Any = None
     autoResume: Any = None
     allow_internet_access: bool | None = None
     network: Any = None
@@ -48,7 +48,6 @@ class Asked(_Body):
     """The body of all other calls."""
 
     timeout: NonNegativeInt | None = None
-    duration: NonNegativeInt | None = None
     count: Annotated[int, Field(ge=1, le=20)] = 1
     name: str | None = None
     memory: bool | None = None
@@ -56,7 +55,7 @@ class Asked(_Body):
 
 BodyT = TypeVar("BodyT", bound=_Body)
 Handler = Callable[[Request, str], Awaitable[Response]]
-REFUSED_FIELDS = ("network", "mcp", "iam", "volumeMounts", "autoResume")
+REFUSED_FIELDS = ("network", "mcp", "iam", "volumeMounts", "autoPause", "autoResume")
 
 
 class Rest:
@@ -75,13 +74,10 @@ class Rest:
             ("POST", f"{one}/connect", self._connect),
             ("POST", f"{one}/resume", self._connect),
             ("POST", f"{one}/timeout", self._set_timeout),
-            ("POST", f"{one}/refreshes", self._refresh),
             ("POST", f"{one}/pause", self._pause),
             ("POST", f"{one}/fork", self._fork),
             ("POST", f"{one}/snapshots", self._snapshot),
-            ("GET", "/snapshots", self._snapshots),
             ("DELETE", "/templates/{id:path}", self._delete_snapshot),
-            ("GET", f"{one}/metrics", self._metrics),
             ("GET", "/envsdk/places", self._places),
             ("GET", "/envsdk/folders/{name}", self._has_folder),
             ("PUT", "/envsdk/folders/{name}", self._keep_folder),
@@ -126,7 +122,6 @@ class Rest:
             timeout_s=asked.timeout,
             metadata=asked.metadata,
             env=asked.envVars,
-            pauses=asked.autoPause,
             idempotency_key=request.headers.get("idempotency-key"),
         )
         return JSONResponse(self._started(box), status_code=201)
@@ -166,12 +161,6 @@ class Rest:
         await self._boxes.set_timeout(box, asked.timeout or 0)
         return Response(status_code=204)
 
-    async def _refresh(self, request: Request, token: str) -> Response:
-        box, asked = self._box(request, token), await _body(request, Asked)
-        timeout_s = asked.duration or self._boxes.settings.timeout_s
-        await self._boxes.set_timeout(box, timeout_s, extends_only=True)
-        return Response(status_code=204)
-
     async def _pause(self, request: Request, token: str) -> Response:
         box = self._box(request, token)
         _check_memory(await _body(request, Asked))
@@ -194,24 +183,9 @@ class Rest:
             _kept(await self._boxes.fork(box, None, keeps=True, name=asked.name)), status_code=201
         )
 
-    async def _snapshots(self, request: Request, token: str) -> Response:
-        query = request.query_params
-        found = [
-            _kept(box)
-            for box in self._boxes.of(token)
-            if box.is_snapshot
-            and query.get("sandboxID") in (None, box.source)
-            and query.get("name") in (None, "", *box.names)
-        ]
-        return self._page(request, found)
-
     async def _delete_snapshot(self, request: Request, token: str) -> Response:
         await self._boxes.kill(self._boxes.get(token, request.path_params["id"], snapshot=True))
         return Response(status_code=204)
-
-    async def _metrics(self, request: Request, token: str) -> Response:
-        self._box(request, token)
-        return JSONResponse([])
 
     async def _places(self, request: Request, token: str) -> Response:
         return JSONResponse(self._boxes.places(token))

@@ -6,19 +6,19 @@ Framing, codecs and messages are those of E2B's own package; the box is the requ
 from __future__ import annotations
 
 import errno
-import json
-import secrets
+import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from connectrpc.request import RequestContext
 from e2b.envd.filesystem import filesystem_pb as files
+from e2b.envd.filesystem.filesystem_connect import Filesystem
 from e2b.envd.process import process_pb as processes
 from protobuf import Oneof
 from protobuf.wkt.google.protobuf.timestamp_pb import Timestamp
@@ -26,15 +26,12 @@ from protobuf.wkt.google.protobuf.timestamp_pb import Timestamp
 from envsdk.rewards.sandbox.contract import SandboxError
 from envsdk.rewards.sandbox.sandboxd.boxes import Box
 from envsdk.rewards.sandbox.sandboxd.guest import (
-    Event,
-    Events,
     Exited,
     Guest,
     NoProcess,
     NotStarted,
     Printed,
     Running,
-    raise_failure,
 )
 from envsdk.rewards.sandbox.sandboxd.inside import server as wire
 
@@ -42,9 +39,8 @@ CURRENT: ContextVar[Box] = ContextVar("box")
 """The sandbox that the request names and may use."""
 
 KEEP_ALIVE_S = 50.0
-MAX_WATCHERS = 64
-"""Watchers of one sandbox."""
 KEEP_ALIVE_HEADER = "keepalive-ping-interval"
+NO_WATCHING = "this server does not watch folders: list them again"
 EVERYTHING = 1
 """Process id that `SendSignal` ends all of a sandbox's processes with."""
 
@@ -60,8 +56,6 @@ _CODES = {
     errno.EIO: Code.INTERNAL,
 }
 """Code by the number of an error inside; others are INVALID_ARGUMENT."""
-
-ResponseT = TypeVar("ResponseT")
 
 
 @contextmanager
@@ -91,7 +85,6 @@ class ProcessService:
                         cwd=each.asked["cwd"] or None,
                     ),
                     pid=each.pid,
-                    tag=each.tag,
                 )
                 for each in _guest().processes()
             ]
@@ -109,7 +102,6 @@ class ProcessService:
                 cwd=config.cwd,
                 stdin=request.stdin or not request.has_field("stdin"),
                 terminal=(size.cols or 80, size.rows or 24) if size is not None else None,
-                tag=request.tag or None,
             )
             if ctx.timeout_ms is not None:
                 running.end_after(max(0.0, ctx.timeout_ms / 1000))
@@ -177,10 +169,8 @@ def _guest() -> Guest:
 def _selected(selector: processes.ProcessSelector | None) -> Running:
     match selector.selector if selector is not None else None:
         case Oneof(field="pid", value=int(pid)):
-            return _guest().find(pid, None)
-        case Oneof(field="tag", value=str(tag)):
-            return _guest().find(None, tag)
-    raise ConnectError(Code.INVALID_ARGUMENT, "process: a pid or a tag")
+            return _guest().find(pid)
+    raise ConnectError(Code.INVALID_ARGUMENT, "process: by its pid; there are no tags")
 
 
 def _given(given: processes.ProcessInput | None) -> bytes:
@@ -191,50 +181,31 @@ def _given(given: processes.ProcessInput | None) -> bytes:
 
 
 async def _followed(running: Running, ctx: RequestContext[Any, Any]) -> AsyncIterator[processes.ProcessEvent]:
-    """A process's events for one client."""
+    """A process's events for one client, with signs of life between them."""
     kind = processes.ProcessEvent
-    with running.events() as events:
-        yield kind(event=Oneof("start", kind.StartEvent(pid=running.pid)))
-        async for event in _in_time(events, ctx, lambda: kind(event=Oneof("keepalive", kind.KeepAlive()))):
-            match event:
-                case None:
-                    raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for the command is over")
-                case Printed(stream=stream, data=data):
-                    yield kind(event=Oneof("data", kind.DataEvent(output=_output(running, stream, data))))
-                case Exited():
-                    yield kind(event=Oneof("end", _end(event)))
-                case _:
-                    yield event
-
-
-async def _in_time(
-    events: Events, ctx: RequestContext[Any, Any], keep_alive: Callable[[], ResponseT]
-) -> AsyncIterator[Event | ResponseT | None]:
-    """Events until the last, with signs of life between them; None when the client's time is over."""
     asked = ctx.request_headers.get(KEEP_ALIVE_HEADER) or ""
     interval = max(1.0, float(asked)) if asked.isdigit() else KEEP_ALIVE_S
-    left_ms = ctx.timeout_ms
-    until = None if left_ms is None else time.monotonic() + left_ms / 1000
-    while True:
-        left = interval if until is None else until - time.monotonic()
-        if left <= 0:
-            yield None
-            return
-        try:
-            event = await events.next(min(interval, left))
-        except TimeoutError:
-            if left > interval or until is None:
-                yield keep_alive()
-            continue
-        yield event
-        if isinstance(event, Exited):
-            return
+    until = math.inf if ctx.timeout_ms is None else time.monotonic() + ctx.timeout_ms / 1000
+    with running.events() as events:
+        yield kind(event=Oneof("start", kind.StartEvent(pid=running.pid)))
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = await events.next(min(interval, left))
+            except TimeoutError:
+                if left > interval:
+                    yield kind(event=Oneof("keepalive", kind.KeepAlive()))
+                continue
+            if isinstance(event, Exited):
+                yield kind(event=Oneof("end", _end(event)))
+                return
+            yield kind(event=Oneof("data", kind.DataEvent(output=_output(running, event))))
+    raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for the command is over")
 
 
-def _output(running: Running, stream: int, data: bytes) -> Any:
+def _output(running: Running, printed: Printed) -> Any:
     if running.asked.get("terminal"):
-        return Oneof("pty", data)
-    return Oneof("stdout" if stream == wire.OUTPUT else "stderr", data)
+        return Oneof("pty", printed.data)
+    return Oneof("stdout" if printed.stream == wire.OUTPUT else "stderr", printed.data)
 
 
 def _end(event: Exited) -> processes.ProcessEvent.EndEvent:
@@ -247,7 +218,7 @@ def _end(event: Exited) -> processes.ProcessEvent.EndEvent:
     return processes.ProcessEvent.EndEvent(exit_code=-1, exited=False, status=status, error=error)
 
 
-class FilesystemService:
+class FilesystemService(Filesystem):  # type: ignore[misc]
     """`filesystem.Filesystem`."""
 
     async def stat(self, request: files.StatRequest, ctx: Any) -> files.StatResponse:
@@ -268,98 +239,13 @@ class FilesystemService:
         await _asked("remove", path=request.path)
         return files.RemoveResponse()
 
-    async def watch_dir(
-        self, request: files.WatchDirRequest, ctx: RequestContext[Any, Any]
-    ) -> AsyncIterator[files.WatchDirResponse]:
-        kind = files.WatchDirResponse
-        with told():
-            async with _watching(request) as changes:
-                yield kind(event=Oneof("start", kind.StartEvent()))
-                beat = kind(event=Oneof("keepalive", kind.KeepAlive()))
-                async for event in _in_time(changes.events, ctx, lambda: beat):
-                    if event is None:
-                        raise ConnectError(Code.DEADLINE_EXCEEDED, "the time for watching is over")
-                    if isinstance(event, kind):
-                        yield event
-                        continue
-                    for change in changes.of(event):
-                        yield kind(event=Oneof("filesystem", change))
+    def watch_dir(self, request: files.WatchDirRequest, ctx: Any) -> AsyncIterator[files.WatchDirResponse]:
+        raise ConnectError(Code.UNIMPLEMENTED, NO_WATCHING)
 
     async def create_watcher(
         self, request: files.CreateWatcherRequest, ctx: Any
     ) -> files.CreateWatcherResponse:
-        guest = _guest()
-        if len(guest.watchers) >= MAX_WATCHERS:
-            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watchers at once, and no more")
-        stack = AsyncExitStack()
-        with told():
-            changes = await stack.enter_async_context(_watching(request))
-        name = secrets.token_hex(8)
-        guest.watchers[name] = (stack, changes)
-        return files.CreateWatcherResponse(watcher_id=name)
-
-    async def get_watcher_events(
-        self, request: files.GetWatcherEventsRequest, ctx: Any
-    ) -> files.GetWatcherEventsResponse:
-        _, changes = _watcher(request.watcher_id)
-        found = [change for event in changes.events.waiting() for change in changes.of(event)]
-        return files.GetWatcherEventsResponse(events=found)
-
-    async def remove_watcher(
-        self, request: files.RemoveWatcherRequest, ctx: Any
-    ) -> files.RemoveWatcherResponse:
-        stack, _ = _watcher(request.watcher_id)
-        del _guest().watchers[request.watcher_id]
-        await stack.aclose()
-        return files.RemoveWatcherResponse()
-
-
-class _Changes:
-    """What a watching call prints, as the protocol's events."""
-
-    def __init__(self, events: Events) -> None:
-        self.events = events
-        self._rest = b""
-        self._errors = b""
-
-    def of(self, event: Event) -> list[files.FilesystemEvent]:
-        """Raises OSError: the call has failed."""
-        if isinstance(event, Exited):
-            raise_failure(event, self._errors)
-            return []
-        if event.stream == wire.ERRORS:
-            self._errors += event.data
-            return []
-        *lines, self._rest = (self._rest + event.data).split(b"\n")
-        return [self._change(json.loads(line)) for line in lines if line]
-
-    @staticmethod
-    def _change(told: Mapping[str, str]) -> files.FilesystemEvent:
-        return files.FilesystemEvent(name=told["name"], type=files.EventType[told["type"].upper()])
-
-
-@asynccontextmanager
-async def _watching(request: files.WatchDirRequest | files.CreateWatcherRequest) -> AsyncIterator[_Changes]:
-    """A call that watches, until the block ends. Raises OSError: there is no such folder."""
-    running = await _guest().call("watch", path=request.path, recursive=request.recursive)
-    try:
-        with running.events() as events:
-            changes = _Changes(events)
-            begun = False
-            while not begun:
-                event = await events.next()
-                changes.of(event)
-                begun = isinstance(event, Printed) and event.stream == wire.OUTPUT
-            yield changes
-    finally:
-        running.signal(signal.SIGKILL)
-
-
-def _watcher(name: str) -> tuple[AsyncExitStack, _Changes]:
-    found: tuple[AsyncExitStack, _Changes] | None = _guest().watchers.get(name)
-    if found is None:
-        raise ConnectError(Code.NOT_FOUND, f"watcher {name} not found")
-    return found
+        raise ConnectError(Code.UNIMPLEMENTED, NO_WATCHING)
 
 
 async def _asked(name: str, **arguments: object) -> Any:

@@ -70,9 +70,6 @@ class Emulator:
         answers, self._screen.answers = self._screen.answers, ""
         return answers.encode()
 
-    def resize(self, rows: int, columns: int) -> None:
-        self._screen.resize(rows, columns)
-
     @property
     def text(self) -> str:
         """The lines, without the spaces at their ends."""
@@ -123,21 +120,6 @@ class _Screen(pyte.Screen):
                 self.cursor_position(row + 1, column + 1)
             modes = tuple(mode for mode in modes if mode != _COLUMNS_132)
         super().reset_mode(*modes, **kwargs)
-
-    def resize(self, lines: int | None = None, columns: int | None = None) -> None:
-        """Keeps the cursor's line, as xterm does."""
-        self.lines, self.columns = lines or self.lines, columns or self.columns
-        dropped = max(0, self.cursor.y + 1 - self.lines)
-        kept = {row - dropped: line for row, line in self.buffer.items() if 0 <= row - dropped < self.lines}
-        for line in kept.values():
-            for column in [column for column in line if column >= self.columns]:
-                del line[column]
-        self.buffer.clear()
-        self.buffer.update(kept)
-        self.cursor.y -= dropped
-        self.cursor.x = min(self.cursor.x, self.columns - 1)
-        self.margins = None
-        self.tabstops = set(range(8, self.columns, 8))
 
     def save_cursor(self) -> None:
         super().save_cursor()

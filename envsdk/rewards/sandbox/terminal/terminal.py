@@ -80,15 +80,17 @@ async def open_terminal(
         timeout_s: After this many seconds all of its processes are killed.
         start_timeout_s: How long to wait for the first prompt: of a shell that edits lines, in bubblewrap.
 
-    Raises ConfigurationError: the sandbox's backend has no terminals.
+    Raises ConfigurationError: the sandbox's backend has no terminals. Raises ValueError: the size is none.
     """
     require("a terminal", "pyte")
     from envsdk.rewards.sandbox.terminal.emulator import Emulator
 
+    if not (1 <= rows <= MAX_SIZE and 2 <= cols <= MAX_SIZE):
+        raise ValueError(f"a terminal of {rows} rows and {cols} columns: at most {MAX_SIZE} of each")
     outside, inside = os.openpty()
     terminal = Terminal(Emulator(rows, cols), outside, inside)
     try:
-        terminal.resize(rows, cols)
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
         shell = shlex.join(command)
         # Some backends make the terminal the command's own already.
         script = f"exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ {shell}"
@@ -156,16 +158,6 @@ class Terminal:
         await self._show()
         emulator, ended = self.emulator, self._has_ended()
         return Screen(text=emulator.text, cursor=emulator.cursor, title=emulator.title, ended=ended)
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Give it another size, as a window's.
-
-        Raises ValueError: it is none.
-        """
-        if not (1 <= rows <= MAX_SIZE and 2 <= cols <= MAX_SIZE):
-            raise ValueError(f"a terminal of {rows} rows and {cols} columns: at most {MAX_SIZE} of each")
-        self.emulator.resize(rows, cols)
-        fcntl.ioctl(self.inside, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
 
     @property
     def result(self) -> ExecResult | None:

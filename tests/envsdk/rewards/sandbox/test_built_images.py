@@ -44,7 +44,7 @@ FROM base
 COPY --from=base /app/src/*.txt /out/
 COPY --from=base --chmod=711 /said /said-again
 COPY --from=base --chmod=711 /opt/tools /opt/chmod
-ADD packed.tar.gz /unpacked/
+ADD a.txt /added/
 USER someone
 ENV LAST=set
 CMD ["never", "run"]
@@ -70,8 +70,6 @@ def context(tmp_path: Path) -> Path:
     (folder / "a.txt").write_text("a\n")
     (folder / "script.sh").write_text("#!/bin/sh\necho script\n")
     (folder / "data/inner/b.txt").write_text("b\n")
-    (folder / "broken.tar").write_text("no archive")
-    subprocess.run(["tar", "-czf", "packed.tar.gz", "-C", "data", "."], cwd=folder, check=True)
     return folder
 
 
@@ -94,13 +92,13 @@ async def test_an_image_holds_what_its_dockerfile_says(backend: BubblewrapBacken
     assert (image.env["APP"], image.env["LAST"], image.network) == ("/app", "set", False)
     script = (
         "id -un; pwd; echo $HOME; cat /said /said-again /executed /python; echo; cat /etc/made renamed.txt "
-        "data/inner/b.txt /out/renamed.txt /unpacked/inner/b.txt; /opt/tools/script.sh; "
+        "data/inner/b.txt /out/renamed.txt /added/a.txt; /opt/tools/script.sh; "
         "type -P head || echo gone; stat -c %a /said-again /opt/chmod/a.txt"
     )
     expected = "someone\n/app/src\n/home/someone\ngiven /app/src /root\ngiven /app/src /root\nexec\npython\n"
     assert (
         await printed(backend, image, script)
-        == expected + "made of given\na\nb\na\nb\nscript\ngone\n711\n711"
+        == expected + "made of given\na\nb\na\na\nscript\ngone\n711\n711"
     )
     assert await printed(backend, image, "id -u; touch /usr/bin/added", user="root") == "0"
     assert await printed(backend, image, "id -u", user="33") == "33"
@@ -168,7 +166,7 @@ async def test_programs_that_build_at_once_share_one_build(context: Path, tmp_pa
             "RUN for i in 1 2 3 4 5 6 7; do head -c 9M /dev/zero > /$i; sleep 0.3; done",
             "ended with `disk_limit`",
         ),
-        ("ADD broken.tar /x", "Dockerfile:3: ADD: "),
+        ("ADD packed.tar.gz /x", "Dockerfile:3: ADD packed.tar.gz: archives are not unpacked"),
         ("COPY missing /x", "Dockerfile:3: COPY missing: there is no such file"),
         ("COPY --from=box /missing /x", "Dockerfile:3: COPY ended with code 1: there is no /missing"),
         ("COPY --from=other /x /x", "Dockerfile:3: there is no image 'other' here: `images`"),

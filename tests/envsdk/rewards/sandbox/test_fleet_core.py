@@ -109,9 +109,10 @@ def test_a_host_that_is_full_is_asked_again_later_and_has_not_failed() -> None:
     core.request(0, "k")
     assert core.full(0, "64 sandboxes, and no more") == []
     assert of_type(wait(core, 1), Start) == []
-    (again,) = of_type(wait(core, 1), Start)
-    core.add(HostSettings(name="b"))
-    (elsewhere,) = of_type(core.full(again.sandbox, "64 sandboxes, and no more"), Start)
+    assert of_type(wait(core, 1), Start)
+    core = fleet("a", "b", max_failures=1)
+    core.request(0, "k")
+    (elsewhere,) = of_type(core.full(0, "64 sandboxes, and no more"), Start)
     assert elsewhere.host == "b"
 
 
@@ -125,15 +126,15 @@ def test_an_image_that_no_host_takes_is_refused_at_once_and_is_no_hosts_fault() 
 
 
 def test_a_host_that_fails_again_and_again_is_left_out_and_tried_later_beside_others() -> None:
-    core = fleet("a", max_failures=2, first_backoff_s=8.0)
+    core = fleet("a", "b", max_failures=2, first_backoff_s=8.0)
     core.request(0, "k")
     assert of_type(core.failed(0, "broken"), News) == []
-    assert core.failed(1, "broken") == [News("sandbox host a is left out for 8 s: broken")]
-    core.add(HostSettings(name="b"))
-    assert of_type(wait(core, 7), Start) == []
+    core.full(1, "b has no place")
+    assert core.failed(2, "broken") == [News("sandbox host a is left out for 8 s: broken")]
+    (elsewhere,) = of_type(wait(core, 7), Start)
     (trial,) = of_type(wait(core, 1), Start)
-    assert trial.host == "a"
-    assert of_type(core.started(2), Lease), "b answered the request"
+    assert (elsewhere.host, trial.host) == ("b", "a")
+    assert of_type(core.started(elsewhere.sandbox), Lease), "b answered the request"
     assert of_type(core.failed(trial.sandbox, "broken"), News) == [
         News("sandbox host a is left out for 16 s: broken")
     ]
@@ -416,13 +417,6 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
         self.carry_out(self.core.drain(data.draw(st.sampled_from(sorted(set(self.places) - self.released)))))
-
-    @rule(data=st.data())
-    def add(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.places)))
-        self.released.discard(name)
-        config = HostSettings(name=name, places=self.places[name], starts_at_once=self.per_host)
-        self.carry_out(self.core.add(config))
 
     @rule(elapsed_s=st.sampled_from([0.5, 1.0, 2.0]))
     def tick(self, elapsed_s: float) -> None:

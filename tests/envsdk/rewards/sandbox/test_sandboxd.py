@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -99,7 +98,10 @@ async def test_a_killed_command_and_its_children_end(sandbox: AsyncSandbox) -> N
 async def test_a_command_ends_when_its_time_is_over(sandbox: AsyncSandbox) -> None:
     with pytest.raises(TimeoutException):
         await sandbox.commands.run("sleep 1000", timeout=0.5)
-    assert (await sandbox.commands.run("pgrep sleep || echo none")).stdout == "none\n"
+    # The client's clock may be a little ahead of the server's.
+    assert (
+        await sandbox.commands.run("while pgrep sleep > /dev/null; do :; done; echo none")
+    ).stdout == "none\n"
 
 
 async def test_a_missing_program_or_folder_is_told(sandbox: AsyncSandbox) -> None:
@@ -151,17 +153,9 @@ async def test_large_files_go_in_pieces(sandbox: AsyncSandbox) -> None:
         assert b"".join(chunks) == content
 
 
-async def test_a_folder_is_watched(sandbox: AsyncSandbox) -> None:
-    seen: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    watch = await sandbox.files.watch_dir(
-        ".", on_event=lambda event: seen.put_nowait((event.type.value, event.name)), recursive=True
-    )
-    await sandbox.files.make_dir("d")
-    assert await seen.get() == ("create", "d")
-    await sandbox.files.write("d/new", "1")
-    assert await seen.get() == ("create", "d/new")
-    assert await seen.get() == ("write", "d/new")
-    await watch.stop()
+async def test_watching_is_refused_by_name(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(SandboxException, match="does not watch folders"):
+        await sandbox.files.watch_dir(".", on_event=print)
 
 
 async def test_sandboxes_are_listed_by_metadata_and_in_pages(
@@ -195,7 +189,7 @@ async def test_a_paused_sandbox_stands_still(server: SandboxServer, sandbox: Asy
     assert (await handle.wait()).stdout == "got it\n"
 
 
-async def test_a_time_out_ends_or_pauses_a_sandbox(server: SandboxServer, open_sandbox: Open) -> None:
+async def test_a_time_out_ends_a_sandbox(server: SandboxServer, open_sandbox: Open) -> None:
     ended = await open_sandbox(timeout=60)
     handle = await ended.commands.run("sleep 1000", background=True)
     await ended.set_timeout(0)
@@ -204,11 +198,6 @@ async def test_a_time_out_ends_or_pauses_a_sandbox(server: SandboxServer, open_s
     assert not await ended.is_running()
     with pytest.raises(SandboxNotFoundException):
         await AsyncSandbox.connect(ended.sandbox_id, **access(server))
-    paused = await open_sandbox(timeout=60, lifecycle={"on_timeout": "pause"})
-    await paused.set_timeout(0)
-    while await paused.is_running():  # noqa: ASYNC110 - of another program, in what it is meant for
-        await asyncio.sleep(0)
-    assert await (await paused.connect()).is_running()
 
 
 async def test_a_token_is_needed_and_sees_only_its_own_sandboxes(
@@ -249,6 +238,7 @@ async def test_a_sandbox_is_found_by_its_host_s_name(server: SandboxServer, sand
     [
         ({"template": "none"}, "template none not found: this server has base"),
         ({"network": {"allow_out": ["x"]}}, "network: this server has none"),
+        ({"lifecycle": {"on_timeout": "pause"}}, "autoPause: this server has none"),
         ({"timeout": 10**6}, "timeout 1000000: between 0 and the token's 86400"),
         (
             {"metadata": {"envsdk_limits": '{"memory_mb": 4096}'}},
@@ -267,7 +257,7 @@ async def test_a_call_that_is_not_there_is_named(server: SandboxServer) -> None:
     async with httpx2.AsyncClient(base_url=server.url) as client:
         answer = await client.get("/volumes")
     assert (answer.status_code, answer.json()["message"]) == (
-        404,
+        501,
         "GET /volumes: this server has no such call",
     )
 
@@ -347,8 +337,6 @@ async def test_forks_and_snapshots_have_the_files_and_no_processes(
             await fork.commands.run(f"echo {number} > file; cat file; echo $A")
         ).stdout == f"{number}\n1\n"
         await fork.kill()
-    pages = sandbox.list_snapshots()
-    assert [each.names for each in await pages.next_items()] == [["prepared"]]
     with pytest.raises(SandboxNotFoundException):
         await AsyncSandbox.connect(snapshot.snapshot_id, **access(server))
     assert await AsyncSandbox.delete_snapshot(snapshot.snapshot_id, **access(server))
@@ -357,9 +345,7 @@ async def test_forks_and_snapshots_have_the_files_and_no_processes(
 
 async def test_free_places_are_told(server: SandboxServer, open_sandbox: Open) -> None:
     async with httpx2.AsyncClient(base_url=server.url, headers={"X-API-KEY": THEIRS}) as client:
-        assert (await client.get("/envsdk/places")).json() == {
-            **{"sandboxes": 1, "used": 0, "free": 1, "starting": 0, "draining": False}
-        }
+        assert (await client.get("/envsdk/places")).json() == {**{"sandboxes": 1, "used": 0, "free": 1}}
         await open_sandbox(key=THEIRS)
         assert (await client.get("/envsdk/places")).json()["free"] == 0
 
@@ -375,7 +361,7 @@ async def test_a_folder_is_taken_by_its_digest_alone(server: SandboxServer) -> N
         for path, content, status, problem in (
             (name, b"y", 400, "SHA-256"),
             (name, b"x", 400, "no tar archive"),
-            ("..", b"x", 404, ""),
+            ("..", b"x", 501, ""),
         ):
             answer = await client.put(f"/envsdk/folders/{path}", content=content)
             assert answer.status_code == status

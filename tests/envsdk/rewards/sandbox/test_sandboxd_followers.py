@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.rewards.sandbox.sandboxd.guest import Exited, Printed, Running
+from envsdk.rewards.sandbox.sandboxd.guest import Event, Exited, Printed, Running
 from envsdk.rewards.sandbox.sandboxd.inside import server as wire
 
 STEPS = st.lists(
@@ -29,6 +29,10 @@ class Follower:
         self.events = self.stack.enter_context(running.events())
         self.begins = begins
         self.seen: list[bytes] = []
+
+    async def waiting(self) -> list[Event]:
+        """The events that are there."""
+        return [await self.events.next() for _ in range(self.events._queue.qsize())]
 
 
 @given(STEPS)
@@ -58,7 +62,7 @@ async def follow(steps: list[Any]) -> None:
             follower = followers[value]
             if what == "take":
                 follower.seen += [
-                    event.data for event in follower.events.waiting() if isinstance(event, Printed)
+                    event.data for event in await follower.waiting() if isinstance(event, Printed)
                 ]
                 assert follower.seen == printed[follower.begins :]
             else:
@@ -70,7 +74,7 @@ async def follow(steps: list[Any]) -> None:
         follower.seen += [event.data async for event in follower.events if isinstance(event, Printed)]
         assert follower.seen == printed[follower.begins :]
     late = Follower(running, len(printed))
-    assert late.events.waiting()[-1] == Exited(3)
+    assert (await late.waiting())[-1] == Exited(3)
     late.stack.close()
 
 

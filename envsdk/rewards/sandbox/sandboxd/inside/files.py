@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import stat
-import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,47 +129,6 @@ def write_file(path: str) -> dict[str, Any]:
         write_all(descriptor, chunk)
 
 
-EVENTS = {0x100: "create", 0x80: "create", 0x2: "write", 0x200: "remove", 0x40: "rename", 0x4: "chmod"}
-"""inotify's bits as the protocol's events. What is moved into the folder is created there."""
-
-
-def watch(path: str, recursive: bool) -> None:
-    """Print the changes of a folder, a line each, until standard output closes."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    queue = libc.inotify_init()
-    folders: dict[int, str] = {}
-
-    def add(folder: str) -> None:
-        number = libc.inotify_add_watch(queue, os.fsencode(folder), sum(EVENTS))
-        if number < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        folders[number] = folder
-
-    top = absolute(path)
-    if not os.path.isdir(top):
-        os.listdir(top)
-    add(top)
-    for folder, inner, _ in os.walk(top) if recursive else ():
-        for name in inner:
-            add(os.path.join(folder, name))
-    write_all(1, b"\n")
-    while True:
-        batch = os.read(queue, CHUNK)
-        while batch:
-            number, mask, _, length = struct.unpack_from("iIII", batch)
-            name = os.fsdecode(batch[16 : 16 + length].rstrip(b"\0"))
-            batch = batch[16 + length :]
-            place = os.path.join(folders.get(number, top), name)
-            if recursive and mask & 0x180 and mask & 0x40000000:
-                add(place)
-            for bit, event in EVENTS.items():
-                if mask & bit and name:
-                    line = json.dumps({"name": os.path.relpath(place, top), "type": event})
-                    write_all(1, line.encode() + b"\n")
-
-
 CALLS: dict[str, Callable[..., Any]] = {
     "stat": lambda path: entry(absolute(path)),
     "list": list_folder,
@@ -179,5 +137,4 @@ CALLS: dict[str, Callable[..., Any]] = {
     "remove": remove,
     "read": read_file,
     "write": write_file,
-    "watch": watch,
 }
