@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gymnasium.error import ResetNeeded
 from pydantic import Field
 
 from envsdk.contracts.agent_door import AgentDoor
-from envsdk.contracts.env import AsyncTextEnv, Info
+from envsdk.contracts.env import Info
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.engines.tool_calls.reading import attempt_metric
-from envsdk.envs.arguments import EnvArguments, keywords_of
+from envsdk.envs.arguments import keywords_of
+from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
 from envsdk.envs.swe.harness import read_harness, staged
 from envsdk.envs.swe.observations import (
-    SHOWN_OUTPUT,
     SUBMIT_COMMAND,
     Ending,
     holds_diff,
@@ -32,7 +30,7 @@ from envsdk.envs.swe.observations import (
     without_surrogates,
 )
 from envsdk.envs.swe.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
-from envsdk.envs.swe.task_list import SplitName, task_list
+from envsdk.envs.swe.task_list import task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
@@ -52,39 +50,25 @@ SHOWN_END = 400
 """Characters at the end of what a harness printed."""
 CANNOT_RUN = (126, 127)
 """Exit codes of a shell whose command cannot be run, or is not there."""
-LOOKS = ("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40")
-"""Commands that change nothing: with the one that submits they are the `legal_actions`."""
 
 
-class SWEArguments(EnvArguments):
+class SWEArguments(ShellArguments):
     """The keywords of `SWEEnv`."""
 
     data: str | None = None
     """A JSONL or Parquet file of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or NeMo; the tasks that ship with
     envsdk when None."""
-    split: SplitName = "auto"
-    """`train`, `held_out`, `all`, or `auto`: `train` of the shipped tasks, and all of a file."""
     repositories: str | None = None
     """Folder with clones `owner__name` of the file's repositories; the folder `repositories` beside it when
     None. Rows without a clone start from their container image."""
-    instance_ids: Sequence[str] | None = None
-    """These tasks only."""
-    num_tasks: int | None = Field(None, ge=1)
-    """The first so many only."""
-    max_steps: int = Field(50, ge=1)
-    """Replies before the episode is truncated."""
     command_timeout_s: float = Field(60.0, gt=0)
     """A command that takes longer is killed."""
     time_limit_s: float = Field(1800.0, gt=0)
     """Seconds for all commands of an episode together."""
-    shown_output: int = Field(SHOWN_OUTPUT, ge=2)
-    """Characters from which on an output is cut; half as many are shown of each end."""
     action_format: ActionFormat = "bash"
     """`bash`: a fenced block; `tool`: a call of the tool `bash`, as Hermes and Qwen write it."""
-    instructions: bool = True
-    """The first observation says how to work and how to submit, below the issue."""
     hints: bool = False
-    """It has the data set's hints too."""
+    """The first observation has the data set's hints too."""
     submission: Literal["auto", "output", "tree"] = "auto"
     """`output`: what the submitting command prints is the patch; `tree`: the changed files are; `auto`: the
     output where it holds a diff, else the files."""
@@ -99,19 +83,9 @@ class SWEArguments(EnvArguments):
     """What training does with tasks of `data` that hide few bits: `refuse` plays others in their place,
     `down_weight` plays them as often as they hide bits, of 8; `pay` as any other. Elsewhere they are played
     and marked as `weak`."""
-    invalid_penalty: float = 0.0
-    """Taken off the reward of a reply that runs nothing."""
-    backend: str = "bubblewrap"
-    """What the sandboxes run on: an entry point of `envsdk.sandboxes`."""
-    backend_settings: Mapping[str, Any] | None = None
-    """Its own."""
-    limits: Mapping[str, int] | None = None
-    """Limits of each sandbox, where they differ from `envsdk.rewards.sandbox.Limits`."""
     harness: str | Mapping[str, Any] | None = None
     """An agent program that plays in the sandbox in place of single commands: its name, or a mapping of
     `envsdk.envs.swe.harness.record.Harness`."""
-    render_mode: str | None = None
-    """None, or `ansi`: `render()` returns the last observation."""
 
     @property
     def validates(self) -> bool:
@@ -119,26 +93,15 @@ class SWEArguments(EnvArguments):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Where an episode is, apart from the files of its sandbox; picklable."""
+class State(ShellState):
+    """Picklable."""
 
     instance_id: str
-    observation: str
-    turn: int = 0
-    used_s: float = 0.0
-    """Time that commands have taken."""
     is_gold: bool = False
     """The last command was the oracle's first one, and it went well."""
-    success: bool = False
-    terminated: bool = False
-    truncated: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.terminated or self.truncated
 
 
-class SWEEnv(AnyTextSpaces, AsyncTextEnv):
+class SWEEnv(ShellEnv[State, Workspace]):
     """Repair a repository by shell commands and submit a patch, on which hidden tests decide.
 
         reset (no sandbox yet) -> command -> command -> ... -> submission -> graded in a fresh sandbox
@@ -155,24 +118,23 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
     A sandbox or an evaluation that breaks raises: the episode has no outcome, and is never scored 0.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
-    max_observation_length = 2**30
+    LOOKS = (
+        *("git ls-files", "git status --short", "grep -rn 'def ' --include='*.py' . | sort | head -40"),
+        SUBMIT_COMMAND,
+    )
 
     @keywords_of(SWEArguments)
     def __init__(self, args: SWEArguments) -> None:
         self.max_steps, self.render_mode = args.max_steps, args.render_mode
-        ids = tuple(args.instance_ids) if args.instance_ids else None
         self._args = args
-        self._tasks = task_list(args.data, args.split, ids, args.num_tasks, args.repositories)
+        self._tasks = task_list(args.data, args.split, args.ids, args.num_tasks, args.repositories)
         self._workshop = shared_workshop(args.backend, args.backend_settings)
-        self._limits = _limits(args.limits or {})
+        self._limits = replace(Limits(kept_output_bytes=KEPT_OUTPUT_BYTES), **(args.limits or {}))
         self._harness = None if args.harness is None else read_harness(args.harness)
         if self._harness is not None and args.backend != HARNESS_BACKEND:
             raise ValueError(
                 f"harness: plays in the sandboxes of `{HARNESS_BACKEND}`, not of `{args.backend}`"
             )
-        self._state: State | None = None
-        self._workspace: Workspace | None = None
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -187,7 +149,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         how: WeakTasks = self._args.weak_tasks if trains else "pay"
         hidden_bits = partial(self._workshop.hidden_bits, validates=self._args.validates)
         task = await task_to_train_on(self._tasks, number, how, hidden_bits)
-        await self._leave()
+        await self.close()
         observation = render_task(
             task.problem_statement,
             hints=task.hints_text if self._args.hints else "",
@@ -201,30 +163,25 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
             info["tools"] = [deepcopy(TOOL_SCHEMA)]
         return observation, info
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
-        state = self._needed_state()
-        if state.ended:
-            info: Info = {"success": state.success, "metrics": {}}
-            return state.observation, 0.0, state.terminated, state.truncated, info
+    async def _play_on(self, state: State, action: str, info: Info) -> tuple[State, float]:
         command, note = parse_reply(action, self._args.action_format)
         state = replace(state, turn=state.turn + 1, observation=note)
-        metrics = {"action_is_valid": float(not note)}
+        metrics = info["metrics"]
+        metrics["action_is_valid"] = float(not note)
         if self._args.action_format == "tool":
             metrics |= attempt_metric(read_reply(action, tools=SCHEMAS).status)
         reward = -self._args.invalid_penalty if note else 0.0
-        info = {"success": False, "metrics": metrics}
         work: Submitted | None = None
         if not note:
             state, work = await self._run(state, command, metrics)
         submitted = work is not None
         at_limit = not submitted and (state.turn >= self.max_steps or state.used_s >= self._args.time_limit_s)
         if at_limit and self._args.submit_at_limit:
-            work = Submitted(patch="") if self._workspace is None else await self._workspace.changes()
+            work = Submitted(patch="") if self._workplace is None else await self._workplace.changes()
         if submitted or at_limit:
             state, graded = await self._ended(state, work, submitted=submitted, info=info)
             reward += graded
-        self._state = state
-        return state.observation, 0.0 + reward, state.terminated, state.truncated, info
+        return state, reward
 
     async def play(self, door: AgentDoor) -> tuple[str, float, bool, bool, Info]:
         """Have `harness` work in the sandbox until it ends or `time_limit_s` is over.
@@ -239,14 +196,14 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
             raise ConfigurationError(harness.lacks)
         task = self._tasks.named(state.instance_id)
         hints = f"\n\n{task.hints_text.strip()}" if self._args.hints and task.hints_text.strip() else ""
-        await self._leave()
+        await self.close()
         async with staged(harness, task.problem_statement.strip() + hints, door) as stage:
             folders = tuple(harness.shown.values())
             if copies := await asyncio.to_thread(self._tasks.copies_in, folders, task):
                 problem = f"the harness {harness.name} shows its solution: {', '.join(copies[:3])}"
                 raise ConfigurationError(f"{task.instance_id}: {problem}")
             try:
-                workspace = self._workspace = self._open(state, None, stage.binds)
+                workspace = self._workplace = self._open(state, None, stage.binds)
                 limit_s = self._args.time_limit_s
                 ended = await workspace.run(stage.script, timeout_s=limit_s, env=stage.env, waits=True)
                 submitted, broken = ended.returncode == 0, ended.returncode in CANNOT_RUN
@@ -263,7 +220,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
                     state, work, submitted=submitted, info=info, status=status, end=end
                 )
             finally:
-                await self._leave()
+                await self.close()
         state = self._state
         return state.observation, reward, state.terminated, state.truncated, info
 
@@ -327,7 +284,7 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         }
         if evaluation is not None:
             info["metrics"] |= shares(told)
-        await self._leave()
+        await self.close()
         ended = replace(
             state,
             observation=ending.render(),
@@ -337,61 +294,40 @@ class SWEEnv(AnyTextSpaces, AsyncTextEnv):
         )
         return ended, float(resolved)
 
-    async def close(self) -> None:  # type: ignore[override]
-        """Remove the sandbox. Idempotent."""
-        await self._leave()
-
-    def render(self) -> str | None:
-        return self._state.observation if self.render_mode == "ansi" and self._state is not None else None
-
     async def snapshot(self) -> Any:
         """Has all files of the repository and of /tmp: as large as they are, compressed."""
-        files = None if self._workspace is None else await self._workspace.snapshot()
+        files = None if self._workplace is None else await self._workplace.snapshot()
         return self._needed_state(), files, self.np_random.bit_generator.state
 
     async def restore(self, snapshot: Any) -> str:
         state, files, random_state = snapshot
-        await self._leave()
+        await self.close()
         self._state = state
         self.np_random.bit_generator.state = random_state
         if files is not None:
-            self._workspace = self._open(state, files)
+            self._workplace = self._open(state, files)
         observation: str = state.observation
         return observation
 
     async def oracle(self) -> str:
         """Undoes all changes and applies the gold patch; then submits."""
         state = self._needed_state()
-        command = SUBMIT_COMMAND if state.is_gold else self._gold_command(state)
-        return format_reply(command, self._args.action_format)
+        return self._reply(SUBMIT_COMMAND if state.is_gold else self._gold_command(state))
 
-    async def legal_actions(self) -> Sequence[str]:
-        """A few commands that look around, and the one that submits."""
-        if self._needed_state().ended:
-            return ()
-        return tuple(format_reply(command, self._args.action_format) for command in (*LOOKS, SUBMIT_COMMAND))
+    def _reply(self, command: str) -> str:
+        return format_reply(command, self._args.action_format)
 
     def _gold_command(self, state: State) -> str:
         return gold_command(self._tasks.named(state.instance_id).gold_patch)
 
     def _opened(self, state: State) -> Workspace:
-        if self._workspace is None:
-            self._workspace = self._open(state, None)
-        return self._workspace
+        if self._workplace is None:
+            self._workplace = self._open(state, None)
+        return self._workplace
 
     def _open(self, state: State, files: bytes | None, binds: Mapping[str, Path] | None = None) -> Workspace:
         task = self._tasks.named(state.instance_id)
         return self._workshop.open(task, self._limits, files, validates=self._args.validates, binds=binds)
-
-    async def _leave(self) -> None:
-        workspace, self._workspace = self._workspace, None
-        if workspace is not None:
-            await workspace.close()
-
-    def _needed_state(self) -> State:
-        if self._state is None:
-            raise ResetNeeded("SWE: call reset() first")
-        return self._state
 
 
 def gold_command(patch: str) -> str:
@@ -401,14 +337,6 @@ def gold_command(patch: str) -> str:
         end += "F"
     newline = "" if patch.endswith("\n") else "\n"
     return f"git reset -q --hard && git clean -fdq && git apply - <<'{end}'\n{patch}{newline}{end}"
-
-
-def _limits(given: Mapping[str, int]) -> Limits:
-    try:
-        return replace(Limits(kept_output_bytes=KEPT_OUTPUT_BYTES), **given)
-    except TypeError as error:
-        known = ", ".join(field.name for field in fields(Limits))
-        raise ValueError(f"limits: {error}; known are {known}") from error
 
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from envsdk.envs.shell import SHOWN_OUTPUT
 from envsdk.envs.swe.replies import ActionFormat, format_reply
 from envsdk.rewards.sandbox import ExecEnd
 
 SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command that succeeds and whose output starts with this line submits."""
-SHOWN_OUTPUT = 10_000
-"""Characters from which on an output is cut; half as many are shown of each end."""
 SUBMIT_COMMAND = f"echo {SENTINEL} && git add -A && git diff --cached"
 
 _ENDED_BY = {

@@ -7,44 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
-from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs import shell
+from envsdk.envs.shell import SplitName, chosen
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 
-SplitName = Literal["auto", "train", "held_out", "all"]
-"""`auto`: those to train on of the shipped tasks, and all of a file."""
 _LISTS_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TaskList:
-    """Tasks by number and by name; shared by all environments of a process."""
+class TaskList(shell.TaskList[Task]):
+    """Tasks by number and by name."""
 
-    tasks: tuple[Task, ...]
     _by_id: Mapping[str, Task] = field(init=False, repr=False)
     _copies: dict[Sequence[Path], Mapping[str, list[str]]] = field(default_factory=dict, repr=False)
     _searching: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_id", {task.instance_id: task for task in self.tasks})
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def number(self, draw: int, options: Mapping[str, Any] | None) -> int:
-        """The number of a `reset`'s task: `options["task"]`, or `draw`."""
-        number = (options or {}).get("task", draw)
-        if not isinstance(number, int):
-            raise ValueError(f"task: must be the number of a task, not {number!r}")
-        return number
-
-    def at(self, number: int) -> Task:
-        """Number `number`, modulo how many there are."""
-        return self.tasks[number % len(self.tasks)]
 
     def named(self, instance_id: str) -> Task:
         return self._by_id[instance_id]
@@ -72,18 +55,8 @@ def task_list(
     """
     tasks = _shipped(split) if data is None else _loaded(data, split, repositories)
     source = "the shipped tasks" if data is None else data
-    if instance_ids is not None:
-        found = {task.instance_id: task for task in tasks}
-        if missing := [name for name in instance_ids if name not in found]:
-            raise ConfigurationError(
-                f"instance_ids: {source} (split {split}) has no {', '.join(missing[:5])}"
-                f"{' ...' if len(missing) > 5 else ''}; there are {len(tasks)}"
-                f"{', for example ' + tasks[0].instance_id if tasks else ''}"
-            )
-        tasks = tuple(found[name] for name in instance_ids)
-    if not tasks:
-        raise ConfigurationError(f"{source}: there is no task in the split {split}; try split=all")
-    return TaskList(tasks[:num_tasks])
+    listed = {task.instance_id: task for task in tasks}
+    return TaskList(chosen(listed, instance_ids, f"{source} (split {split})")[:num_tasks])
 
 
 def _loaded(data: str, split: SplitName, repositories: str | None) -> tuple[Task, ...]:

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,6 @@ class AgentsBox:
             return (await fresh.exec("true", timeout_s=MOVE_TIMEOUT_S)).ok
         finally:
             await fresh.close()
-
-
-def check_limits(limits: Mapping[str, Any]) -> Mapping[str, int]:
-    known = [field.name for field in fields(Limits)]
-    if unknown := [name for name in limits if name not in known]:
-        raise ValueError(f"limits: {unknown[0]!r} is none; known are {', '.join(known)}")
-    return limits
 
 
 async def _image(box: Box, backend: SandboxBackend) -> Image:

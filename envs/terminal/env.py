@@ -7,23 +7,22 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gymnasium.error import ResetNeeded
 from pydantic import Field
 
-from envsdk.contracts.env import AsyncTextEnv, Info
-from envsdk.contracts.turn_env import AnyTextSpaces
-from envsdk.envs.arguments import EnvArguments, keywords_of
-from envsdk.envs.swe.observations import SENTINEL, SHOWN_OUTPUT, submitted_text
+from envsdk.contracts.env import Info
+from envsdk.envs.arguments import keywords_of
+from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
+from envsdk.envs.swe.observations import SENTINEL, submitted_text
 from envsdk.envs.swe.replies import TOOL_SCHEMA, parse_reply
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import Boxes, check_limits
+from envsdk.envs.terminal.boxes import Boxes
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import Rewards, combined, gate_failed, scalar
 from envsdk.envs.terminal.judge import CHECKED, Checked
 from envsdk.envs.terminal.replies import ActionFormat, format_command, read_keys
 from envsdk.envs.terminal.session import Session
-from envsdk.envs.terminal.task_list import SplitName, task_list
+from envsdk.envs.terminal.task_list import task_list
 from envsdk.envs.terminal.texts import render_end, render_task
 from envsdk.envs.terminal.validation import demand_sound, solution_command
 from envsdk.rewards.sandbox.shared import shared_backends
@@ -31,40 +30,25 @@ from envsdk.rewards.sandbox.shared import shared_backends
 SUBMIT_COMMAND = f"echo {SENTINEL}"
 HOST_IMAGES = {"images": {"*": "host"}}
 """bubblewrap's setting for the shipped tasks: their images need nothing that this machine lacks."""
-LOOKS = ("ls -la", "pwd && ls -laR . | head -40", "cat $(find . -maxdepth 2 -type f | head -3)")
 
 
-class TerminalArguments(EnvArguments):
+class TerminalArguments(ShellArguments):
     """The keywords of `TerminalEnv`."""
 
     data: str | None = None
     """A Harbor task's folder, or a folder with such folders at any depth; the name of a data set of Harbor's
     where the command `harbor` is installed; the tasks that ship with envsdk when None."""
-    split: SplitName = "auto"
-    """`train`, `held_out`, `all`, or `auto`: `train` of the shipped tasks, and all of a folder."""
-    instance_ids: Sequence[str] | None = None
-    """These tasks only: their folders' paths below `data`."""
-    num_tasks: int | None = Field(None, ge=1)
-    """The first so many only."""
     skip_refused: bool = False
     """Tasks of `data` that cannot be played here are left out; otherwise they are an error."""
     validate_tasks: bool = Field(True, alias="validate")
     """Before a task of `data` with a solution is first played, the solution must be paid, and more than doing
     nothing; what was found is kept."""
-    max_steps: int = Field(50, ge=1)
-    """Replies before the episode is truncated."""
     command_timeout_s: float = Field(120.0, gt=0)
     """A command that takes longer is killed."""
     time_limit_s: float | None = Field(None, gt=0)
     """Seconds for all commands of a step together, in place of the task's own `[agent] timeout_sec`."""
-    shown_output: int = Field(SHOWN_OUTPUT, ge=2)
-    """Characters from which on an output is cut; half as many are shown of each end."""
     action_format: ActionFormat = "bash"
     """`bash`: a fenced block; `tool`: a call of the tool `bash`; `keys`: keys of a terminal, as JSON."""
-    instructions: bool = True
-    """The first observation says how to work and how to submit."""
-    invalid_penalty: float = 0.0
-    """Taken off the reward of a reply that runs nothing."""
     reward_key: str = "reward"
     """Name of the reward that is paid, where there are several."""
     success_at: float = 1.0
@@ -76,39 +60,20 @@ class TerminalArguments(EnvArguments):
     variables: Mapping[str, str] | None = None
     """Values of the variables that a task takes from its host: `${VAR}`. Nothing else of this process is
     shown to tasks."""
-    backend: str = "bubblewrap"
-    """What the sandboxes run on: an entry point of `envsdk.sandboxes`."""
-    backend_settings: Mapping[str, Any] | None = None
-    """Its own."""
-    limits: Mapping[str, int] | None = None
-    """Limits of each sandbox, in place of the task's own: `memory_mb`, `disk_mb`, `processes` ..."""
-    render_mode: str | None = None
-    """None, or `ansi`: `render()` returns the last observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Where an episode is, apart from its box."""
+class State(ShellState):
+    """`used_s` counts from the begin of the stage."""
 
     task: HarborTask
-    observation: str
     stage: int = 0
-    turn: int = 0
-    used_s: float = 0.0
-    """Time that commands of this stage have taken."""
     checked: tuple[Checked, ...] = ()
     is_solved: bool = False
     """The last command was the stage's own solution, and it went well."""
-    success: bool = False
-    terminated: bool = False
-    truncated: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.terminated or self.truncated
 
 
-class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
+class TerminalEnv(ShellEnv[State, Session]):
     """Solve a task of Harbor's by shell commands; its own tests decide.
 
         reset (no box yet) -> command -> ... -> submission -> checked -> the next step, or the end
@@ -122,8 +87,10 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
     A box or a verifier that breaks raises: the episode has no outcome, and is never scored 0.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 (gymnasium declares it so)
-    max_observation_length = 2**30
+    LOOKS = (
+        *("ls -la", "pwd && ls -laR . | head -40", "cat $(find . -maxdepth 2 -type f | head -3)"),
+        SUBMIT_COMMAND,
+    )
 
     @keywords_of(TerminalArguments)
     def __init__(self, args: TerminalArguments) -> None:
@@ -133,7 +100,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         self._tasks = task_list(
             args.data,
             args.split,
-            tuple(args.instance_ids) if args.instance_ids else None,
+            args.ids,
             args.num_tasks,
             skips_refused=args.skip_refused,
             has_network=bool(settings.get("network")),
@@ -141,13 +108,11 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
             identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),
-            limits=check_limits(args.limits or {}),
+            limits=args.limits or {},
             variables=args.variables or {},
             has_network=bool(settings.get("network")),
         )
         self._bounds = Bounds(bytes=args.max_artifact_mb << 20, files=args.max_artifact_files)
-        self._state: State | None = None
-        self._session: Session | None = None
 
     async def reset(  # type: ignore[override]
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -158,7 +123,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         """
         await super().reset(seed=seed)
         task = self._tasks.at(self._tasks.number(int(self.np_random.integers(2**31)), options))
-        await self._leave()
+        await self.close()
         if self._args.validate_tasks and self._args.data is not None:
             await demand_sound(task, self._boxes, self._bounds, self._args.reward_key)
         stage = task.stages[0]
@@ -175,11 +140,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
             info["tools"] = [deepcopy(TOOL_SCHEMA)]
         return observation, info
 
-    async def step(self, action: str) -> tuple[str, float, bool, bool, Info]:  # type: ignore[override]
-        state = self._needed_state()
-        info: Info = {"success": state.success, "metrics": {}}
-        if state.ended:
-            return state.observation, 0.0, state.terminated, state.truncated, info
+    async def _play_on(self, state: State, action: str, info: Info) -> tuple[State, float]:
         state = replace(state, turn=state.turn + 1, is_solved=False)
         state, submitted, note = await self._work(state, action, info["metrics"])
         info["metrics"]["action_is_valid"] = float(not note)
@@ -188,8 +149,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
         if submitted or state.turn >= self.max_steps or state.used_s >= limit_s:
             state, paid = await self._check(state, submitted=submitted, info=info)
             reward += paid
-        self._state = state
-        return state.observation, 0.0 + reward, state.terminated, state.truncated, info
+        return state, reward
 
     async def _work(self, state: State, action: str, metrics: dict[str, float]) -> tuple[State, bool, str]:
         """The state after a reply, whether it submits, and what is wrong with it."""
@@ -233,7 +193,7 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
                 _stage(state).instruction, instructions=False, action_format=self._args.action_format
             )
             return replace(state, observation=observation), 0.0
-        await self._leave()
+        await self.close()
         rewards = combined([each.rewards for each in checked], state.task.strategy)
         reward = scalar(rewards, self._args.reward_key)
         success = reward >= self._args.success_at
@@ -275,51 +235,28 @@ class TerminalEnv(AnyTextSpaces, AsyncTextEnv):
             "details": details,
         }
 
-    async def close(self) -> None:  # type: ignore[override]
-        """Remove the box. Idempotent."""
-        await self._leave()
-
-    def render(self) -> str | None:
-        return self._state.observation if self.render_mode == "ansi" and self._state is not None else None
-
     async def oracle(self) -> str:
         """Runs the stage's `solution/solve.sh`; then submits. Without one it submits."""
         state = self._needed_state()
         if state.is_solved or _stage(state).solution is None:
             if self._args.action_format == "keys":
                 return '{"commands": [], "task_complete": true}'
-            return format_command(SUBMIT_COMMAND, self._args.action_format)
+            return self._reply(SUBMIT_COMMAND)
         return self._solution(state)
 
-    async def legal_actions(self) -> Sequence[str]:
-        """A few commands that look around, and the one that submits."""
-        if self._needed_state().ended:
-            return ()
-        return tuple(
-            format_command(command, self._args.action_format) for command in (*LOOKS, SUBMIT_COMMAND)
-        )
+    def _reply(self, command: str) -> str:
+        return format_command(command, self._args.action_format)
 
     def _solution(self, state: State) -> str:
-        command = solution_command(state.task, _stage(state), self._boxes.variables)
-        return format_command(command, self._args.action_format)
+        return self._reply(solution_command(state.task, _stage(state), self._boxes.variables))
 
     def _time_limit_s(self, stage: Stage) -> float:
         return self._args.time_limit_s or stage.timeout_s or float("inf")
 
     def _opened(self, state: State) -> Session:
-        if self._session is None:
-            self._session = Session(self._boxes, state.task, _stage(state))
-        return self._session
-
-    async def _leave(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    def _needed_state(self) -> State:
-        if self._state is None:
-            raise ResetNeeded("Terminal: call reset() first")
-        return self._state
+        if self._workplace is None:
+            self._workplace = Session(self._boxes, state.task, _stage(state))
+        return self._workplace
 
 
 def _stage(state: State) -> Stage:

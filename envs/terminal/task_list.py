@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs import shell
+from envsdk.envs.shell import SplitName, chosen
 from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder
 from envsdk.envs.terminal.harbor.support import refusals
 from envsdk.envs.terminal.shipped import shipped_folder
 
-SplitName = Literal["auto", "train", "held_out", "all"]
 HELD_OUT = frozenset({"held_out", "held-out", "validation", "val", "test", "eval"})
 """Folders whose tasks are not trained on."""
 HELD_OUT_SHARE = 0.2
@@ -27,26 +27,11 @@ _DOWNLOAD_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class TaskList:
-    """Tasks by number and by name; shared by all environments of a process."""
+class TaskList(shell.TaskList[HarborTask]):
+    """Tasks by number."""
 
-    tasks: tuple[HarborTask, ...]
     refused: Mapping[str, str]
     """Why tasks of the folder are left out, by name."""
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def number(self, draw: int, options: Mapping[str, Any] | None) -> int:
-        """The number of a `reset`'s task: `options["task"]`, or `draw`."""
-        number = (options or {}).get("task", draw)
-        if not isinstance(number, int):
-            raise ValueError(f"task: must be the number of a task, not {number!r}")
-        return number
-
-    def at(self, number: int) -> HarborTask:
-        """Number `number`, modulo how many there are."""
-        return self.tasks[number % len(self.tasks)]
 
 
 @lru_cache(maxsize=16)
@@ -67,23 +52,15 @@ def task_list(
     root = shipped_folder() if data is None else folder_of(data)
     wanted = "train" if data is None and split == "auto" else split
     tasks, refused = read_tasks(root, has_network=has_network)
-    chosen = [task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted]
-    if instance_ids is not None:
-        found = {task.id: task for task in chosen}
-        if missing := [name for name in instance_ids if name not in found]:
-            why = "".join(f"\n  {name}: {refused[name]}" for name in missing if name in refused)
-            raise ConfigurationError(f"instance_ids: {root} (split {split}) has no {', '.join(missing)}{why}")
-        chosen, refused = [found[name] for name in instance_ids], {}
-    if refused and not skips_refused:
-        listed = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
+    listed = {task.id: task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted}
+    if refused and not (skips_refused or instance_ids):
+        shown = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
         more = f"\n  and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         raise ConfigurationError(
             f"{root}: {len(refused)} of {len(tasks) + len(refused)} tasks cannot be played here; "
-            f"`skip_refused: true` leaves them out:{listed}{more}"
+            f"`skip_refused: true` leaves them out:{shown}{more}"
         )
-    if not chosen:
-        raise ConfigurationError(f"{root}: there is no task in the split {split}; try split=all")
-    return TaskList(tuple(chosen[:num_tasks]), refused)
+    return TaskList(chosen(listed, instance_ids, f"{root} (split {split})", refused)[:num_tasks], refused)
 
 
 def read_tasks(root: Path, *, has_network: bool = False) -> tuple[list[HarborTask], dict[str, str]]:

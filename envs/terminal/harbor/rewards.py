@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ class NoReward(Exception):
 
 def read_rewards(json_file: bytes | None, text_file: bytes | None) -> dict[str, float]:
     """The rewards of `reward.json`, or of `reward.txt` where there is none; None is a missing file.
+
+    As in Harbor, `true` is 1 and `false` is 0.
 
     Raises NoReward: both are missing, or the one that counts is empty or holds anything but finite numbers.
     """
@@ -81,4 +84,4 @@ def combined(stages: Sequence[Rewards], strategy: Literal["mean", "final"]) -> d
     if strategy == "final":
         return dict(stages[-1])
     names = dict.fromkeys(name for rewards in stages for name in rewards)
-    return {name: math.fsum(rewards.get(name, 0.0) for rewards in stages) / len(stages) for name in names}
+    return {name: statistics.mean(rewards.get(name, 0.0) for rewards in stages) for name in names}

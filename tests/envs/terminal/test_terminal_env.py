@@ -110,6 +110,19 @@ async def test_a_verifier_that_breaks_is_never_scored(tmp_path: Path, test: str,
     await env.close()
 
 
+async def test_rewards_that_an_image_brings_along_are_not_the_verifiers(tmp_path: Path) -> None:
+    files = {
+        "task.toml": '[verifier]\nenvironment_mode = "separate"',
+        "tests/Dockerfile": "FROM python:3.12\nCOPY test.sh /tests/\nRUN mkdir -p /logs/verifier"
+        " && echo 1 | tee /logs/verifier/reward.txt > /logs/verifier/reward.json\n",
+        "tests/test.sh": "#!/bin/sh\ntrue\n",
+    }
+    env = make(write_task(tmp_path, files))
+    with pytest.raises(NoReward, match="was written"):
+        await play(env)
+    await env.close()
+
+
 @pytest.mark.asyncio
 async def test_a_verifiers_box_that_fails_is_never_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,15 @@ def test_reward_json_counts_before_reward_txt() -> None:
     assert read_rewards(b'{"reward": 0.5, "speed": 3}', b"1") == {"reward": 0.5, "speed": 3.0}
     assert read_rewards(b"0.25", None) == {"reward": 0.25}
     assert read_rewards(None, b" 1\n") == {"reward": 1.0}
+
+
+def test_true_is_1_in_reward_json_as_in_harbor_and_no_number_in_reward_txt() -> None:
+    found = read_rewards(b'{"reward": true, "speed": false}', None)
+    assert found == {"reward": 1.0, "speed": 0.0}
+    assert all(type(value) is float for value in found.values())
+    assert read_rewards(b"true", None) == {"reward": 1.0}
+    with pytest.raises(NoReward, match="holds no number: 'true'"):
+        read_rewards(None, b"true")
 
 
 @pytest.mark.parametrize(
@@ -72,5 +81,9 @@ def test_the_mean_counts_a_missing_reward_as_0(stages: list[dict[str, float]]) -
     mean = combined(stages, "mean")
     assert set(mean) == {name for each in stages for name in each}
     for name, value in mean.items():
-        total = math.fsum(each.get(name, 0.0) for each in stages)
-        assert value == pytest.approx(total / len(stages))
+        total = sum(Fraction(each.get(name, 0.0)) for each in stages)
+        assert value == pytest.approx(float(total / len(stages)))
+
+
+def test_the_mean_of_rewards_whose_sum_is_no_number_is_one() -> None:
+    assert combined([{"reward": 1.7e308}, {"reward": 1.7e308}], "mean") == {"reward": 1.7e308}
