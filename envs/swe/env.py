@@ -22,9 +22,9 @@ from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
 from envsdk.envs.swe.harness import read_harness, staged
 from envsdk.envs.swe.observations import (
     SUBMIT_COMMAND,
+    CommandResult,
     Ending,
     holds_diff,
-    render_output,
     render_task,
     submitted_text,
     without_surrogates,
@@ -36,7 +36,6 @@ from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import (
     KEPT_OUTPUT_BYTES,
-    CommandResult,
     Submitted,
     Workspace,
     shared_workshop,
@@ -235,13 +234,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
         metrics["command_was_killed"] = float(bool(result.note))
         state = replace(
             state,
-            observation=render_output(
-                result.output,
-                result.returncode,
-                note=result.note,
-                num_bytes=result.num_bytes,
-                shown=self._args.shown_output,
-            ),
+            observation=result.render(self._args.shown_output),
             used_s=state.used_s + result.elapsed_s,
             is_gold=result.returncode == 0 and command == self._gold_command(state).strip(),
         )

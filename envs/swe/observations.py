@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from envsdk.envs.shell import SHOWN_OUTPUT
 from envsdk.envs.swe.replies import ActionFormat, format_reply
-from envsdk.rewards.sandbox import ExecEnd
+from envsdk.rewards.sandbox import ExecEnd, ExecResult
 
 SENTINEL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """A command that succeeds and whose output starts with this line submits."""
@@ -69,9 +69,35 @@ def _quoted(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;")
 
 
-def why_killed(reason: ExecEnd, timeout_s: float) -> str:
-    """What a policy is told of a command that did not end by itself; empty for one that did."""
-    return _ENDED_BY.get(reason, "").format(timeout_s=timeout_s)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """How a command ended, and its output."""
+
+    output: str
+    returncode: int
+    """-1 where the command was killed."""
+    note: str
+    """What a policy is told of why it was killed; empty where it was not."""
+    elapsed_s: float
+    num_bytes: int
+    """Size of all of the output; `output` may lack the middle."""
+
+    def render(self, shown: int) -> str:
+        """As `render_output`."""
+        num_bytes = self.num_bytes
+        return render_output(self.output, self.returncode, note=self.note, num_bytes=num_bytes, shown=shown)
+
+
+def command_result(result: ExecResult, timeout_s: float) -> CommandResult:
+    """What became of a command that had so much time."""
+    note = _ENDED_BY.get(result.reason, "").format(timeout_s=timeout_s)
+    return CommandResult(
+        output=result.output,
+        returncode=-1 if note or result.returncode is None else result.returncode,
+        note=note,
+        elapsed_s=result.elapsed_s,
+        num_bytes=result.total_bytes,
+    )
 
 
 def render_output(

@@ -26,7 +26,7 @@ from typing import Any
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
-from envsdk.envs.swe.observations import why_killed
+from envsdk.envs.swe.observations import CommandResult, command_result
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.rewards.sandbox import (
@@ -45,20 +45,6 @@ _VERDICTS_KEPT = 4096
 _PIECE_CHARS = 1 << 20
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
 """On an empty patch: tasks of which it is the solution are refused when they are loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
-    """How a command ended, and its output."""
-
-    output: str
-    returncode: int
-    """-1 where the command was killed."""
-    note: str
-    """Why it was killed; empty where it was not."""
-    elapsed_s: float
-    num_bytes: int
-    """Size of all of the output; `output` may lack the middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +192,7 @@ class Workspace:
             raise SandboxError(
                 f"{self._task.instance_id}: the sandbox failed: {result.output.strip()[-300:]}"
             )
-        note = why_killed(result.reason, timeout_s)
-        returncode = -1 if note or result.returncode is None else result.returncode
-        return CommandResult(
-            output=result.output,
-            returncode=returncode,
-            note=note,
-            elapsed_s=result.elapsed_s,
-            num_bytes=result.total_bytes,
-        )
+        return command_result(result, timeout_s)
 
     async def patch_in(self, path: str) -> str:
         """The text of a file that a program leaves; empty where it left none."""

@@ -173,6 +173,12 @@ async def ours(
     return result
 
 
+def demand(result: ExecResult, sandbox: Sandbox) -> None:
+    """Raises SandboxError: not the command failed, but the box."""
+    if result.reason is ExecEnd.INFRASTRUCTURE:
+        raise SandboxError(f"sandbox {sandbox.id}: {result.output.strip()[-300:]}")
+
+
 async def be_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str | None = None) -> None:
     """Wait until a health check passes. Raises BoxBroken: it has failed as often as it may."""
     clock = asyncio.get_running_loop().time
@@ -180,8 +186,7 @@ async def be_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str |
     while True:
         starting = clock() < counts_from
         result = await sandbox.exec(check.command, timeout_s=check.timeout_sec, user=user)
-        if result.reason is ExecEnd.INFRASTRUCTURE:
-            raise SandboxError(f"sandbox {sandbox.id}: {result.output.strip()[-300:]}")
+        demand(result, sandbox)
         if result.ok:
             return
         failures += not starting

@@ -159,22 +159,19 @@ class TerminalEnv(ShellEnv[State, Session]):
             typed, note = read_keys(action)
             if typed is None:
                 return replace(state, observation=note), False, note
-            shown = await session.type(typed.strokes, left_s=left_s)
+            screen, elapsed_s = await session.type(typed.strokes, left_s=left_s)
             is_solved = action == self._solution(state)
-            state = replace(
-                state, observation=shown.text, used_s=state.used_s + shown.elapsed_s, is_solved=is_solved
-            )
+            used_s = state.used_s + elapsed_s
+            state = replace(state, observation=screen, used_s=used_s, is_solved=is_solved)
             return state, typed.is_done, ""
         command, note = parse_reply(action, self._args.action_format)
         if note:
             return replace(state, observation=note), False, note
-        result = await session.run(
-            command, timeout_s=min(self._args.command_timeout_s, left_s), shown=self._args.shown_output
-        )
+        result = await session.run(command, timeout_s=min(self._args.command_timeout_s, left_s))
         metrics["command_succeeded"] = float(result.returncode == 0)
         state = replace(
             state,
-            observation=result.text,
+            observation=result.render(self._args.shown_output),
             used_s=state.used_s + result.elapsed_s,
             is_solved=result.returncode == 0 and action == self._solution(state),
         )

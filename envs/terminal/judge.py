@@ -21,6 +21,7 @@ from envsdk.envs.terminal.boxes import (
     AgentsBox,
     Boxes,
     absolute,
+    demand,
     lay,
     lay_folder,
     named,
@@ -30,7 +31,7 @@ from envsdk.envs.terminal.boxes import (
 from envsdk.envs.terminal.harbor.config import Mode, covers_checks
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, read_rewards
-from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxError, SandboxFileError
+from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxFileError
 
 TESTS, TEST = "/tests", "/tests/test.sh"
 VERIFIER_LOGS = "/logs/verifier"
@@ -124,8 +125,7 @@ async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ..
         env=resolved(plan.env, boxes.variables, f"{CONFIG}: verifier.env"),
         user=named(plan.user),
     )
-    if ended.reason is ExecEnd.INFRASTRUCTURE:
-        raise SandboxError(f"sandbox {box.id}: the verifier failed: {ended.output.strip()[-300:]}")
+    demand(ended, box)
     output = ended.output[-SHOWN_OUTPUT:]
     if ended.reason is not ExecEnd.EXIT:
         raise NoReward(f"the verifier was ended by its {ended.reason}: {output[-300:].strip()}")

@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from envsdk.envs.swe.observations import render_output, why_killed
+from envsdk.envs.swe.observations import CommandResult, command_result
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import AgentsBox, BoxBroken, Boxes, be_healthy, lay_folder, named, ours
+from envsdk.envs.terminal.boxes import (
+    AgentsBox,
+    BoxBroken,
+    Boxes,
+    be_healthy,
+    demand,
+    lay_folder,
+    named,
+    ours,
+)
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
-from envsdk.rewards.sandbox import ExecEnd, ExecResult, Sandbox, SandboxError
+from envsdk.rewards.sandbox import Sandbox
 from envsdk.rewards.sandbox.shared import LazySandbox
 
 if TYPE_CHECKING:
     from envsdk.rewards.sandbox.terminal import Terminal
 
 SETUP_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What became of a reply."""
-
-    text: str
-    """The observation."""
-    elapsed_s: float
-    output: str = ""
-    returncode: int = 0
-    """-1 where a command was killed."""
+Strokes = Sequence[tuple[Sequence[str], float]]
+"""Keys, and the seconds to wait after them."""
 
 
 class Session:
@@ -47,18 +45,18 @@ class Session:
         self._box = LazySandbox(self._start)
         self._terminal: Terminal | None = None
 
-    async def run(self, command: str, *, timeout_s: float, shown: int) -> Shown:
+    async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run a command in a new shell. Raises SandboxError: the box fails."""
         agents = await self._agents()
         script = command.encode(errors="replace").decode()
         result = await agents.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
-        note = why_killed(result.reason, timeout_s)
-        returncode = -1 if note or result.returncode is None else result.returncode
-        text = render_output(result.output, returncode, note=note, num_bytes=result.total_bytes, shown=shown)
-        return Shown(text=text, elapsed_s=result.elapsed_s, output=result.output, returncode=returncode)
+        return command_result(result, timeout_s)
 
-    async def type(self, strokes: Sequence[tuple[Sequence[str], float]], *, left_s: float) -> Shown:
-        """Type keys into the terminal, and wait after each as long as is said, or until the shell waits."""
+    async def type(self, strokes: Strokes, *, left_s: float) -> tuple[str, float]:
+        """The screen, and the seconds that it took, after keys were typed into the terminal.
+
+        After each is waited as long as is said, or until the shell waits.
+        """
         from envsdk.rewards.sandbox.terminal import open_terminal
 
         box = await self._box.started()
@@ -72,9 +70,9 @@ class Session:
         assert screen is not None
         if screen.ended:  # `exit`: the next keys get a new shell
             if self._terminal.result is not None:
-                _demand(self._terminal.result, box)
+                demand(self._terminal.result, box)
             await self._leave_terminal()
-        return Shown(text=screen.text, elapsed_s=clock() - began)
+        return screen.text, clock() - began
 
     async def check(self, stage: Stage, bounds: Bounds) -> Checked:
         """Have the step checked. Of the agent's programs none runs any more."""
@@ -121,13 +119,8 @@ async def _prepare(box: Sandbox, stage: Stage) -> None:
         await lay_folder(box, stage.workdir, box.image.workdir)
         if (stage.workdir / "setup.sh").is_file():
             done = await box.exec("bash ./setup.sh", timeout_s=SETUP_TIMEOUT_S, user=user)
-            _demand(done, box)
+            demand(done, box)
             if not done.ok:
                 raise BoxBroken(f"steps/{stage.name}/workdir/setup.sh: {done.output.strip()[-300:]}")
     if stage.healthcheck is not None:
         await be_healthy(box, stage.healthcheck, f"steps: {stage.name}.healthcheck", user)
-
-
-def _demand(result: ExecResult, box: Sandbox) -> None:
-    if result.reason is ExecEnd.INFRASTRUCTURE:
-        raise SandboxError(f"sandbox {box.id}: {result.output.strip()[-300:]}")

@@ -60,7 +60,8 @@ def task_list(
             f"{root}: {len(refused)} of {len(tasks) + len(refused)} tasks cannot be played here; "
             f"`skip_refused: true` leaves them out:{shown}{more}"
         )
-    return TaskList(chosen(listed, instance_ids, f"{root} (split {split})", refused)[:num_tasks], refused)
+    found = chosen(listed, instance_ids, f"{root} (split {split})", refused)
+    return TaskList(found[:num_tasks], {} if instance_ids else refused)
 
 
 def read_tasks(root: Path, *, has_network: bool = False) -> tuple[list[HarborTask], dict[str, str]]:

@@ -21,7 +21,6 @@ from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, scalar
 from envsdk.envs.terminal.session import Session
 
-_SHOWN = 1 << 16
 _DEFAULT_LIMIT_S = 3600.0
 _NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
 _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
@@ -101,7 +100,7 @@ async def play(task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool) 
                 await session.enter(stage)
             if solves:
                 command = solution_command(task, stage, boxes.variables)
-                await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S, shown=_SHOWN)
+                await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S)
             rewards.append((await session.check(stage, bounds)).rewards)
     finally:
         await session.close()

@@ -313,15 +313,10 @@ class TaskConfig(_Table):
 
 def _phase(*said: Network | None) -> tuple[NetworkMode, tuple[str, ...]] | None:
     """What the first of these says that says anything."""
-    first = next((each for each in said if each is not None and each.network_mode), None)
-    return (
-        None
-        if first is None or first.network_mode is None
-        else (
-            first.network_mode,
-            tuple(first.allowed_hosts or ()),
-        )
-    )
+    for each in said:
+        if each is not None and each.network_mode:
+            return each.network_mode, tuple(each.allowed_hosts or ())
+    return None
 
 
 def covers_checks(source: str) -> bool:

@@ -107,10 +107,6 @@ class HarborTask:
     """Keys of task.toml that Harbor does not know either: they change nothing."""
 
     @property
-    def name(self) -> str:
-        return self.config.task.name if self.config.task else self.folder.name
-
-    @property
     def is_separate(self) -> bool:
         return all(stage.verifier.mode is Mode.SEPARATE for stage in self.stages)
 

@@ -272,7 +272,9 @@ def test_a_folder_is_a_list_with_splits(tmp_path: Path) -> None:
     assert sum(split_of(f"task-{number}") == "held_out" for number in range(1000)) == pytest.approx(
         200, abs=50
     )
-    (one,) = task_list(str(tmp_path), instance_ids=("c",)).tasks
+    named = task_list(str(tmp_path), instance_ids=("c",))
+    (one,) = named.tasks
+    assert named.refused == {}, "nothing that was asked for is left out"
     assert one.id == "c"
     with pytest.raises(ConfigurationError, match=r"has no bad\n  bad: task.toml: environment.gpus"):
         task_list(str(tmp_path), instance_ids=("bad",))
