@@ -21,6 +21,7 @@ from envsdk.envs.terminal.boxes import (
     AgentsBox,
     Boxes,
     absolute,
+    demand_user,
     lay,
     lay_folder,
     named,
@@ -72,6 +73,7 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
     left_out, archives = await _artifacts(stage, agents, bounds)
     box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
     try:
+        await demand_user(box, named(stage.verifier.user), "verifier.user")
         for source, safe in archives:
             # As in Harbor, a folder takes the place of the image's own.
             target = source if safe.is_folder else posixpath.dirname(source)

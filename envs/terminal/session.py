@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from envsdk.envs.swe.observations import render_output, why_killed
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import AgentsBox, BoxBroken, Boxes, be_healthy, lay_folder, named, ours
+from envsdk.envs.terminal.boxes import (
+    AgentsBox,
+    BoxBroken,
+    Boxes,
+    be_healthy,
+    demand_user,
+    lay_folder,
+    named,
+    ours,
+)
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
@@ -117,6 +126,7 @@ async def _started(boxes: Boxes, task: HarborTask, stage: Stage) -> Sandbox:
 async def _prepare(box: Sandbox, stage: Stage) -> None:
     """Lay a step's files, run its set-up and wait for its health."""
     user = named(stage.user)
+    await demand_user(box, user, "agent.user")
     if stage.workdir is not None:
         await lay_folder(box, stage.workdir, box.image.workdir)
         if (stage.workdir / "setup.sh").is_file():

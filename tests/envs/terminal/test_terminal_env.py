@@ -206,6 +206,16 @@ async def test_a_box_that_is_not_healthy_is_the_tasks_fault(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("key", ["agent", "verifier"])
+async def test_a_user_that_a_box_lacks_is_the_tasks_fault(tmp_path: Path, key: str) -> None:
+    toml = f'[{key}]\nuser = "ghost"\n[verifier.environment]'
+    env = make(write_task(tmp_path, {"task.toml": toml}))
+    with pytest.raises(BoxBroken, match=f"task.toml: {key}.user: the box has no user 'ghost'"):
+        await play(env, "true")
+    await env.close()
+
+
+@pytest.mark.asyncio
 async def test_a_box_has_what_its_task_says(tmp_path: Path) -> None:
     toml = """
 [environment]
