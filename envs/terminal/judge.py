@@ -54,7 +54,7 @@ class Checked:
     how: str
     """A value of CHECKED."""
     left_out: tuple[str, ...]
-    """Artifacts of the agent that the verifier did not get, with why."""
+    """Artifacts of the agent that the verifier did not get, and collect hooks that failed, with why."""
     output: str
     """The end of what the verifier printed."""
 
@@ -87,10 +87,13 @@ async def _artifacts(
     stage: Stage, agents: AgentsBox, bounds: Bounds
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
-    for hook in stage.collect:
-        # As in Harbor, one that fails is no reason not to check.
-        await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
     left_out: list[str] = []
+    for hook in stage.collect:
+        done = await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
+        if not done.ok:  # as in Harbor, this is no reason not to check
+            how = f"code {done.returncode}" if done.reason is ExecEnd.EXIT else f"its {done.reason}"
+            said = done.output.strip()[-300:]
+            left_out.append(f"verifier.collect: {hook.command[:80]!r} ended with {how}: {said}")
     archives: list[tuple[str, Safe]] = []
     now = time.time()
     for artifact in stage.artifacts:
@@ -103,7 +106,9 @@ async def _artifacts(
         except Refused as error:
             left_out.append(f"{source}: {error}")
             continue
-        if safe is not None:
+        if safe is None:
+            left_out.append(f"{source}: it is not there")
+        else:
             bounds = Bounds(bytes=bounds.bytes - safe.num_bytes, files=bounds.files - safe.num_files)
             left_out += [f"{source}: {entry}" for entry in safe.left_out]
             archives.append((source, safe))
