@@ -71,7 +71,8 @@ def read_tasks(root: Path, *, has_network: bool = False) -> tuple[list[HarborTas
         try:
             task = read_folder(folder, name)
         except ConfigurationError as error:
-            refused[name] = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "").replace("\n", " ")
+            here = str(folder.absolute())
+            refused[name] = str(error).replace(f"{here}/", "").replace(f"{here}: ", "").replace("\n", " ")
             continue
         if problems := refusals(task, has_network=has_network):
             refused[name] = "; ".join(problems)

@@ -315,6 +315,28 @@ def test_a_folder_is_a_list_with_splits(tmp_path: Path) -> None:
     assert any("1 tasks are left out" in line for line in said)
 
 
+def test_a_refusal_names_a_file_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, files in {
+        "toml": {"task.toml": "x ="},
+        "text": {"instruction.md": None},
+        "test": {"tests/test.sh": None},
+        "image": {"environment/Dockerfile": None},
+        "key": {"task.toml": "[agent]\ntimeout_sec = 'long'"},
+    }.items():
+        write_task(tmp_path / "broken" / name, files)
+    monkeypatch.chdir(tmp_path)
+    _, refused = read_tasks(Path("broken"))
+    starts = {name: why.partition(": ")[0] for name, why in refused.items()}
+    assert starts == {
+        "toml": "task.toml",
+        "text": "instruction.md",
+        "test": "tests/test.sh",
+        "image": "environment/Dockerfile",
+        "key": "task.toml",
+    }
+    assert str(tmp_path) not in " ".join(refused.values())
+
+
 def test_a_data_set_by_name_is_downloaded_once_by_the_command_harbor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
