@@ -12,6 +12,7 @@ from harbor_folders import write_task
 from terminal_episodes import make, play, solve
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.__main__ import TasksOptions, command
 from envsdk.envs.terminal.boxes import RUINED, AgentsBox, BoxBroken, resolved
 from envsdk.envs.terminal.env import SUBMIT_COMMAND, TerminalEnv
 from envsdk.envs.terminal.harbor.rewards import NoReward
@@ -335,6 +336,27 @@ def test_a_refusal_names_a_file_of_the_task(tmp_path: Path, monkeypatch: pytest.
         "key": "task.toml",
     }
     assert str(tmp_path) not in " ".join(refused.values())
+
+
+def test_the_listing_refuses_what_cannot_be_built_and_names_what_is_lacking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "agent", {"environment/Dockerfile": "FROM x\nVOLUME /x\n"})
+    files = {"task.toml": "[verifier.environment]", "tests/Dockerfile": "FROM x\nRUNS x\n"}
+    write_task(tmp_path / "verifier", files)
+    write_task(tmp_path / "good", {"task.toml": '[verifier]\nenv = {A = "${NEEDED_KEY}", B = "${C:-}"}'})
+    _, refused = read_tasks(tmp_path)
+    assert refused["agent"] == "environment/Dockerfile:2: VOLUME is not supported"
+    assert refused["verifier"].startswith("tests/Dockerfile: ")
+    assert command(TasksOptions(data=str(tmp_path))) == 1
+    lacking = "task.toml: verifier.env.A: needs the variable NEEDED_KEY: give it in `variables`"
+    assert lacking in capsys.readouterr().out
+    assert command(TasksOptions(data=str(tmp_path), backend="podman")) == 0
+    said = notes(data=str(tmp_path), backend="podman", variables={"NEEDED_KEY": "1"})
+    assert not any("NEEDED_KEY" in line for line in said)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigurationError, match="there is no task"):
+        command(TasksOptions(data=str(tmp_path / "none")))
 
 
 def test_a_data_set_by_name_is_downloaded_once_by_the_command_harbor(
