@@ -19,6 +19,7 @@ from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.config.env_defaults import PLAYS_INSIDE
+from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
@@ -80,8 +81,10 @@ def command(options: CollectOptions) -> None:
     DIR receives part-00000.parquet, part-00001.parquet ..., manifest.json and README.md, the data set's
     card. A run that was interrupted or killed is continued by the same command, without repeats or gaps.
     """
-    config = resolve_source(options.source, options.overrides).config
-    for note in prompt_notes(config):
+    source = resolve_source(options.source, options.overrides)
+    config = source.config
+    tags = source.episodes_by_tag(options.num_episodes, split=options.split, tags=options.tags)
+    for note in (*prompt_notes(config), *environment_notes(config, tags)):
         say(f"note: {note}", err=True)
     try:
         with EpisodeProgress("collecting", total=options.num_episodes) as progress:

@@ -26,6 +26,7 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.options import Argument, Option
 from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
 from envsdk.contracts.failures import ConfigurationError, Interrupted, RolloutStalled
@@ -119,7 +120,10 @@ class CommandOptions(EvaluateOptions):
             options = EvaluateOptions.of(**values | {"source": name})
             specs: Sequence[EvalSpec | None] = evaluations_named(name, reward=self.reward)
             for spec in specs or (None,):
-                notes += prompt_notes(evaluation.source_of_evaluation(options, spec).config)
+                played = evaluation.source_of_evaluation(options, spec)
+                num_tasks = options.num_episodes or played.config.val_batch_size
+                tags = played.episodes_by_tag(num_tasks, split=options.split, tags=options.tags)
+                notes += [*prompt_notes(played.config), *environment_notes(played.config, tags)]
                 models = [options.model_copy(update={"model": model}) for model in self.models]
                 found += [(each, spec) for each in models or [options]]
         if not found:
@@ -140,7 +144,7 @@ def command(options: CommandOptions) -> None:
         _list(options.names)
         return
     asked, notes = options.asked()
-    for note in notes:
+    for note in dict.fromkeys(notes):
         say(f"note: {note}", err=True)
     json_file = options.json_file
     if json_file is not None:

@@ -10,6 +10,7 @@ from typing import Annotated
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Options
+from envsdk.contracts.failures import ConfigurationError
 
 
 class TasksOptions(Options):
@@ -17,6 +18,8 @@ class TasksOptions(Options):
     """Folder with tasks at any depth, or a name of a data set of Harbor's; the shipped tasks if absent."""
     network: bool = False
     """The sandboxes are to have a network."""
+    backend: str = "bubblewrap"
+    """The sandboxes' backend; `bubblewrap` knows fewer instructions of Dockerfiles than the others."""
 
 
 def command(options: TasksOptions) -> int:
@@ -26,10 +29,12 @@ def command(options: TasksOptions) -> int:
     """
     from envsdk.envs.terminal.notes import counted
     from envsdk.envs.terminal.shipped import shipped_folder
-    from envsdk.envs.terminal.task_list import folder_of, read_tasks
+    from envsdk.envs.terminal.task_list import BUILDER, folder_of, read_tasks
 
     root: Path = shipped_folder() if options.data is None else folder_of(options.data)
-    tasks, refused = read_tasks(root, has_network=options.network)
+    tasks, refused = read_tasks(root, has_network=options.network, has_builder=options.backend == BUILDER)
+    if not tasks and not refused:
+        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task")
     kinds: Counter[str] = Counter()
     for task in tasks:
         kind = "in a separate box" if task.is_separate else "in place"

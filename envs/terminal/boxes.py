@@ -46,6 +46,8 @@ if [ -f {source} ]; then exec tar --sparse --dereference -C {folder} -cf {archiv
 exit 3
 """
 _NOT_THERE = 3
+_NO_USER = 1
+"""Said by `id`."""
 
 
 class BoxBroken(Exception):
@@ -193,6 +195,16 @@ async def be_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str |
         if failures >= check.retries:
             raise BoxBroken(f"{CONFIG}: {key}: failed {failures} times: {result.output.strip()[-300:]}")
         await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
+
+
+async def demand_user(sandbox: Sandbox, user: str | None, key: str) -> None:
+    """Raises BoxBroken: there is no such user."""
+    name = (user or "").partition(":")[0]
+    if not name or name.isdecimal():
+        return
+    found = await sandbox.exec(f"id -u -- {shlex.quote(name)}", timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+    if found.returncode == _NO_USER and found.reason is ExecEnd.EXIT:
+        raise BoxBroken(f"{CONFIG}: {key}: the box has no user {name!r}")
 
 
 async def lay_folder(sandbox: Sandbox, folder: Path, target: str) -> None:

@@ -21,7 +21,11 @@ from envsdk.envs.terminal.boxes import (
     AgentsBox,
     Boxes,
     absolute,
+<<<<<<< HEAD
     demand,
+=======
+    demand_user,
+>>>>>>> menda
     lay,
     lay_folder,
     named,
@@ -54,7 +58,7 @@ class Checked:
     how: str
     """A value of CHECKED."""
     left_out: tuple[str, ...]
-    """Artifacts of the agent that the verifier did not get, with why."""
+    """Artifacts of the agent that the verifier did not get, and collect hooks that failed, with why."""
     output: str
     """The end of what the verifier printed."""
 
@@ -73,6 +77,7 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
     left_out, archives = await _artifacts(stage, agents, bounds)
     box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
     try:
+        await demand_user(box, named(stage.verifier.user), "verifier.user")
         for source, safe in archives:
             # As in Harbor, a folder takes the place of the image's own.
             target = source if safe.is_folder else posixpath.dirname(source)
@@ -86,10 +91,13 @@ async def _artifacts(
     stage: Stage, agents: AgentsBox, bounds: Bounds
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
-    for hook in stage.collect:
-        # As in Harbor, one that fails is no reason not to check.
-        await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
     left_out: list[str] = []
+    for hook in stage.collect:
+        done = await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
+        if not done.ok:  # as in Harbor, this is no reason not to check
+            how = f"code {done.returncode}" if done.reason is ExecEnd.EXIT else f"its {done.reason}"
+            said = done.output.strip()[-300:]
+            left_out.append(f"verifier.collect: {hook.command[:80]!r} ended with {how}: {said}")
     archives: list[tuple[str, Safe]] = []
     now = time.time()
     for artifact in stage.artifacts:
@@ -102,7 +110,9 @@ async def _artifacts(
         except Refused as error:
             left_out.append(f"{source}: {error}")
             continue
-        if safe is not None:
+        if safe is None:
+            left_out.append(f"{source}: it is not there")
+        else:
             bounds = Bounds(bytes=bounds.bytes - safe.num_bytes, files=bounds.files - safe.num_files)
             left_out += [f"{source}: {entry}" for entry in safe.left_out]
             archives.append((source, safe))

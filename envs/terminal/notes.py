@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from envsdk.envs.terminal.harbor.folder import HarborTask
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.boxes import resolved
+from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask
 from envsdk.envs.terminal.harbor.support import remarks
-from envsdk.envs.terminal.task_list import task_list
+from envsdk.envs.terminal.task_list import BUILDER, task_list
 
 
 def notes(
@@ -18,7 +21,9 @@ def notes(
     instance_ids: Sequence[str] | None = None,
     num_tasks: int | None = None,
     skip_refused: bool = False,
+    backend: str = "bubblewrap",
     backend_settings: Mapping[str, Any] | None = None,
+    variables: Mapping[str, str] | None = None,
     **_: Any,
 ) -> list[str]:
     """What is said before a run trains on tasks of a folder."""
@@ -26,8 +31,17 @@ def notes(
         return []
     has_network = bool((backend_settings or {}).get("network"))
     ids = tuple(instance_ids) if instance_ids else None
-    found = task_list(data, split, ids, num_tasks, skips_refused=skip_refused, has_network=has_network)
-    said = [f"{data}: {line}" for line in counted(found.tasks, has_network=has_network)]
+    found = task_list(
+        data,
+        split,
+        ids,
+        num_tasks,
+        skips_refused=skip_refused,
+        has_network=has_network,
+        has_builder=backend == BUILDER,
+    )
+    lines = counted(found.tasks, has_network=has_network, variables=variables or {})
+    said = [f"{data}: {line}" for line in lines]
     if found.refused:
         said.append(
             f"{data}: {len(found.refused)} tasks are left out (`python -m envsdk.envs.terminal {data}`)"
@@ -39,7 +53,27 @@ def notes(
     return said
 
 
-def counted(tasks: Iterable[HarborTask], *, has_network: bool) -> list[str]:
+def counted(
+    tasks: Iterable[HarborTask], *, has_network: bool, variables: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Remarks on tasks, each once with the number of tasks that it is about."""
-    count = Counter(line for task in tasks for line in set(remarks(task, has_network=has_network)))
+    count = Counter(
+        line
+        for task in tasks
+        for line in {*remarks(task, has_network=has_network), *_lacking(task, variables)}
+    )
     return [f"{line} ({number} tasks)" if number > 1 else line for line, number in count.most_common()]
+
+
+def _lacking(task: HarborTask, variables: Mapping[str, str]) -> Iterator[str]:
+    """Variables that a task takes from its host and is not given."""
+    envs = [("environment.env", task.box.config.env), ("solution.env", task.config.solution.env)]
+    for stage in task.stages:
+        envs.append(("verifier.env", stage.verifier.env))
+        if stage.verifier.box is not None:
+            envs.append(("verifier.environment.env", stage.verifier.box.config.env))
+    for where, env in envs:
+        try:
+            resolved(env, variables, f"{CONFIG}: {where}")
+        except ConfigurationError as error:
+            yield str(error)

@@ -17,7 +17,11 @@ from envsdk.envs.terminal.boxes import (
     BoxBroken,
     Boxes,
     be_healthy,
+<<<<<<< HEAD
     demand,
+=======
+    demand_user,
+>>>>>>> menda
     lay_folder,
     named,
     ours,
@@ -115,6 +119,7 @@ async def _started(boxes: Boxes, task: HarborTask, stage: Stage) -> Sandbox:
 async def _prepare(box: Sandbox, stage: Stage) -> None:
     """Lay a step's files, run its set-up and wait for its health."""
     user = named(stage.user)
+    await demand_user(box, user, "agent.user")
     if stage.workdir is not None:
         await lay_folder(box, stage.workdir, box.image.workdir)
         if (stage.workdir / "setup.sh").is_file():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from envsdk.base.settings.extras import require
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs import shell
@@ -22,6 +23,8 @@ HELD_OUT = frozenset({"held_out", "held-out", "validation", "val", "test", "eval
 """Folders whose tasks are not trained on."""
 HELD_OUT_SHARE = 0.2
 """Share of the other tasks outside of a folder `train` that is held out, by their names."""
+BUILDER = "bubblewrap"
+"""The backend that builds images without a daemon."""
 _SHOWN = 10
 _DOWNLOAD_TIMEOUT_S = 3600.0
 
@@ -43,6 +46,7 @@ def task_list(
     *,
     skips_refused: bool = False,
     has_network: bool = False,
+    has_builder: bool = True,
 ) -> TaskList:
     """The tasks that an environment with these arguments plays.
 
@@ -51,7 +55,7 @@ def task_list(
     """
     root = shipped_folder() if data is None else folder_of(data)
     wanted = "train" if data is None and split == "auto" else split
-    tasks, refused = read_tasks(root, has_network=has_network)
+    tasks, refused = read_tasks(root, has_network=has_network, has_builder=has_builder)
     listed = {task.id: task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted}
     if refused and not (skips_refused or instance_ids):
         shown = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
@@ -64,21 +68,44 @@ def task_list(
     return TaskList(found[:num_tasks], {} if instance_ids else refused)
 
 
-def read_tasks(root: Path, *, has_network: bool = False) -> tuple[list[HarborTask], dict[str, str]]:
-    """The tasks below a folder, and why others cannot be played; both by name, in order."""
+def read_tasks(
+    root: Path, *, has_network: bool = False, has_builder: bool = True
+) -> tuple[list[HarborTask], dict[str, str]]:
+    """The tasks below a folder, and why others cannot be played; both by name, in order.
+
+    With `has_builder` the builder without a daemon must know every instruction of their Dockerfiles.
+    """
     tasks, refused = [], {}
     for folder in find_folders(root):
         name = folder.name if folder == root else folder.relative_to(root).as_posix()
         try:
             task = read_folder(folder, name)
         except ConfigurationError as error:
-            refused[name] = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "").replace("\n", " ")
+            here = str(folder.absolute())
+            refused[name] = str(error).replace(f"{here}/", "").replace(f"{here}: ", "").replace("\n", " ")
             continue
-        if problems := refusals(task, has_network=has_network):
+        problems = refusals(task, has_network=has_network)
+        if problems := [*problems, *(_unbuildable(task) if has_builder else ())]:
             refused[name] = "; ".join(problems)
         else:
             tasks.append(task)
     return tasks, refused
+
+
+def _unbuildable(task: HarborTask) -> Iterator[str]:
+    """What is wrong with the Dockerfiles of a task, by file and line."""
+    require("a build", "e2b_dockerfile_utils")
+    from envsdk.rewards.sandbox.images.dockerfile import read_dockerfile
+
+    boxes = (task.box, *(stage.verifier.box for stage in task.stages))
+    for context in dict.fromkeys(box.context for box in boxes if box is not None and box.context is not None):
+        if (file := context / "Dockerfile").is_file():
+            text = file.read_text(encoding="utf-8", errors="surrogateescape")
+            name = file.relative_to(task.folder).as_posix()
+            try:
+                read_dockerfile(text, file=name, args={}, base_env=lambda _: {"PATH": "/usr/bin"})
+            except ConfigurationError as error:
+                yield str(error).replace("\n", " ")
 
 
 def split_of(id: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -194,10 +194,10 @@ def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     return registry.load_entry_point(spec)
 
 
-def environment_notes(config: RunConfig) -> list[str]:
-    """Sentences of the environments that the run trains with, each with its tag."""
+def environment_notes(config: RunConfig, tags: Iterable[str] | None = None) -> list[str]:
+    """Sentences of the environments of `tags`, each with its tag; None: of those that the run trains with."""
     found = []
-    for tag in config.train_env_manager.tags:
+    for tag in config.train_env_manager.tags if tags is None else tags:
         env = config.custom_envs[tag]
         said = registry.notes(registry.spec(env.env_type), env.env_config)
         found += [f"{tag}: {note}" for note in said]

@@ -63,6 +63,9 @@ def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
     for artifact in stage.artifacts:
         if stage.verifier.box is not None and covers_checks(artifact.source):
             yield f"{CONFIG}: artifacts: {artifact.source}: would take the place of the verifier's own files"
+    for key, timeout_s in (("agent", stage.timeout_s), ("verifier", stage.verifier.timeout_s)):
+        if timeout_s is not None and timeout_s <= 0:
+            yield f"{CONFIG}: {key}.timeout_sec: {timeout_s:g}: nothing can be done in this time"
     services = [("artifacts", each.service) for each in stage.artifacts]
     services += [("verifier.collect", each.service) for each in stage.collect]
     for key, service in services:
@@ -76,6 +79,9 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
         yield f"{CONFIG}: {key}.gpus: {config.gpus}: sandboxes have no GPU"
     if config.tpu is not None:
         yield f"{CONFIG}: {key}.tpu: sandboxes have no TPU"
+    for size, megabytes in (("memory_mb", config.memory_mb), ("storage_mb", config.storage_mb)):
+        if megabytes is not None and megabytes < 0:
+            yield f"{CONFIG}: {key}.{size}: {megabytes}: is no size"
     for server in config.mcp_servers:
         yield f"{CONFIG}: {key}.mcp_servers: {server.get('name')}: the agent has a shell, and no MCP client"
     for folder in {box.context, task.folder / "environment"} if key == "environment" else {box.context}:

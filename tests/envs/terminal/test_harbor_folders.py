@@ -146,6 +146,9 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
         ("", {"trajectory.json": "{}"}, "trajectory.json: an agent's earlier conversation"),
         ("", {"tests/.harborignore": "x"}, ".harborignore: files to be left out"),
         ("[verifier.environment]\ngpus = 1", {}, "task.toml: verifier.environment.gpus: 1"),
+        ("[agent]\ntimeout_sec = 0", {}, "task.toml: agent.timeout_sec: 0: nothing can be done"),
+        ("[verifier]\ntimeout_sec = -1", {}, "task.toml: verifier.timeout_sec: -1: nothing can be done"),
+        ("[environment]\nmemory_mb = -1", {}, "task.toml: environment.memory_mb: -1: is no size"),
     ],
 )
 def test_what_no_sandbox_can_do_is_refused_by_file_and_key(

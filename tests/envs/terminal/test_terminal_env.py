@@ -12,6 +12,7 @@ from harbor_folders import write_task
 from terminal_episodes import make, play, solve
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.terminal.__main__ import TasksOptions, command
 from envsdk.envs.terminal.boxes import RUINED, AgentsBox, BoxBroken, resolved
 from envsdk.envs.terminal.env import SUBMIT_COMMAND, TerminalEnv
 from envsdk.envs.terminal.harbor.rewards import NoReward
@@ -206,6 +207,38 @@ async def test_a_box_that_is_not_healthy_is_the_tasks_fault(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("key", ["agent", "verifier"])
+async def test_a_user_that_a_box_lacks_is_the_tasks_fault(tmp_path: Path, key: str) -> None:
+    toml = f'[{key}]\nuser = "ghost"\n[verifier.environment]'
+    env = make(write_task(tmp_path, {"task.toml": toml}))
+    with pytest.raises(BoxBroken, match=f"task.toml: {key}.user: the box has no user 'ghost'"):
+        await play(env, "true")
+    await env.close()
+
+
+@pytest.mark.asyncio
+async def test_what_a_verifier_does_not_get_is_named(tmp_path: Path) -> None:
+    toml = """
+artifacts = ["out.txt", "/app/there"]
+[verifier]
+environment_mode = "separate"
+[[verifier.collect]]
+command = "echo too bad; exit 3"
+[[verifier.collect]]
+command = "sleep 60"
+timeout_sec = 0.5
+"""
+    env = make(write_task(tmp_path, {"task.toml": toml}))
+    _, _, info = await play(env, "touch /app/there")
+    assert info["details"]["artifacts_left_out"] == [
+        "verifier.collect: 'echo too bad; exit 3' ended with code 3: too bad",
+        "verifier.collect: 'sleep 60' ended with its timeout: ",
+        "/app/out.txt: it is not there",
+    ]
+    await env.close()
+
+
+@pytest.mark.asyncio
 async def test_a_box_has_what_its_task_says(tmp_path: Path) -> None:
     toml = """
 [environment]
@@ -283,6 +316,49 @@ def test_a_folder_is_a_list_with_splits(tmp_path: Path) -> None:
     said = notes(data=str(tmp_path), skip_refused=True)
     assert any("shared: the agent can reach what checks it (8 tasks)" in line for line in said)
     assert any("1 tasks are left out" in line for line in said)
+
+
+def test_a_refusal_names_a_file_of_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, files in {
+        "toml": {"task.toml": "x ="},
+        "text": {"instruction.md": None},
+        "test": {"tests/test.sh": None},
+        "image": {"environment/Dockerfile": None},
+        "key": {"task.toml": "[agent]\ntimeout_sec = 'long'"},
+    }.items():
+        write_task(tmp_path / "broken" / name, files)
+    monkeypatch.chdir(tmp_path)
+    _, refused = read_tasks(Path("broken"))
+    starts = {name: why.partition(": ")[0] for name, why in refused.items()}
+    assert starts == {
+        "toml": "task.toml",
+        "text": "instruction.md",
+        "test": "tests/test.sh",
+        "image": "environment/Dockerfile",
+        "key": "task.toml",
+    }
+    assert str(tmp_path) not in " ".join(refused.values())
+
+
+def test_the_listing_refuses_what_cannot_be_built_and_names_what_is_lacking(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "agent", {"environment/Dockerfile": "FROM x\nVOLUME /x\n"})
+    files = {"task.toml": "[verifier.environment]", "tests/Dockerfile": "FROM x\nRUNS x\n"}
+    write_task(tmp_path / "verifier", files)
+    write_task(tmp_path / "good", {"task.toml": '[verifier]\nenv = {A = "${NEEDED_KEY}", B = "${C:-}"}'})
+    _, refused = read_tasks(tmp_path)
+    assert refused["agent"] == "environment/Dockerfile:2: VOLUME is not supported"
+    assert refused["verifier"].startswith("tests/Dockerfile: ")
+    assert command(TasksOptions(data=str(tmp_path))) == 1
+    lacking = "task.toml: verifier.env.A: needs the variable NEEDED_KEY: give it in `variables`"
+    assert lacking in capsys.readouterr().out
+    assert command(TasksOptions(data=str(tmp_path), backend="podman")) == 0
+    said = notes(data=str(tmp_path), backend="podman", variables={"NEEDED_KEY": "1"})
+    assert not any("NEEDED_KEY" in line for line in said)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigurationError, match="there is no task"):
+        command(TasksOptions(data=str(tmp_path / "none")))
 
 
 def test_a_data_set_by_name_is_downloaded_once_by_the_command_harbor(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harbor_folders import write_task
 
 from envsdk.base.store.trajectories import read_trajectories
+from envsdk.collect import command as collect_command
 from envsdk.envs.terminal.task_list import task_list
-from envsdk.evaluate import evaluate
+from envsdk.evaluate import CommandOptions, evaluate
+from envsdk.rollouts.play.collection import CollectOptions
 
 
 @pytest.mark.slow
@@ -40,3 +44,19 @@ def test_the_example_trains(tmp_path: Path) -> None:
     trajectories = [each for file in files for each in read_trajectories(file)]
     assert len(trajectories) == 32
     assert not any(each.failure for each in trajectories)
+
+
+def test_a_key_that_changes_nothing_is_said_before_episodes_are_played(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_task(tmp_path / "task", {"task.toml": '[verifier]\nenviroment_mode = "separate"'})
+    arguments = (f"data={folder}", "validate=false", 'backend_settings={images: {"*": host}}')
+    said = re.compile(".* task.toml: verifier.enviroment_mode: is no key of Harbor's, and changes nothing")
+    _, notes = CommandOptions(names=("Terminal", *arguments)).asked()
+    assert len([note for note in notes if said.fullmatch(note)]) == 1
+    collect_command(
+        CollectOptions(
+            source="Terminal", out=tmp_path / "out", policy="oracle", num_episodes=1, overrides=arguments
+        )
+    )
+    assert len(said.findall(capfd.readouterr().err.replace("\n", " "))) == 1
