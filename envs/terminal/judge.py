@@ -21,11 +21,8 @@ from envsdk.envs.terminal.boxes import (
     AgentsBox,
     Boxes,
     absolute,
-<<<<<<< HEAD
     demand,
-=======
     demand_user,
->>>>>>> menda
     lay,
     lay_folder,
     named,

@@ -17,11 +17,8 @@ from envsdk.envs.terminal.boxes import (
     BoxBroken,
     Boxes,
     be_healthy,
-<<<<<<< HEAD
     demand,
-=======
     demand_user,
->>>>>>> menda
     lay_folder,
     named,
     ours,
