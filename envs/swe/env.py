@@ -253,6 +253,9 @@ class SWEEnv(ShellEnv[State, Workspace]):
     ) -> tuple[State, float]:
         """The state at the end of the episode, and what is paid for the patch; fills `info`."""
         task = self._tasks.named(state.instance_id)
+        if self._workplace is not None:
+            # The evaluation needs a sandbox too: episodes that hold one while they wait could wait forever.
+            await self._workplace.close()
         evaluation = (
             None if work is None else await self._workshop.grade(task, work, strict=self._args.strict)
         )

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.rewards.sandbox import Sandbox, SandboxBackend, open_backend
+from envsdk.rewards.sandbox import Sandbox, SandboxBackend, SandboxError, open_backend
 
 _CLOSE_TIMEOUT_S = 20.0
 
@@ -88,12 +88,17 @@ class LazySandbox:
 
     @property
     def is_started(self) -> bool:
-        return self._sandbox is not None
+        """Still true of one that is closed."""
+        return self._start is None or self._sandbox is not None
 
     async def started(self) -> Sandbox:
-        """The sandbox. Where starting it fails, the next call tries again."""
+        """The sandbox. Where starting it fails, the next call tries again.
+
+        Raises SandboxError: it is closed, or could not be started.
+        """
         if self._sandbox is None:
-            assert self._start is not None, "closed"
+            if self._start is None:
+                raise SandboxError("the episode's sandbox is closed")
             starting = asyncio.ensure_future(_awaited(self._start()))
             # One that is dropped without `close` leaves nothing either.
             self._let_go = weakref.finalize(self, _abandon, starting, asyncio.get_running_loop())

@@ -16,11 +16,13 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe import task_list as task_lists
 from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv, gold_command
+from envsdk.envs.swe.evaluator import Evaluation
 from envsdk.envs.swe.evaluator.validation import Validation
 from envsdk.envs.swe.observations import SENTINEL, SUBMIT_COMMAND, read_ending
 from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.tasks import Task
-from envsdk.rewards.sandbox import SandboxError
+from envsdk.rewards.sandbox import Image, SandboxError
+from envsdk.rewards.sandbox.fleet.backend import FleetBackend
 from tests.envs.swe import toy_sandbox
 from tests.envs.swe.toy_tasks import Evaluator, MakeEnv, toy_tasks
 
@@ -194,6 +196,51 @@ def test_an_evaluation_that_fails_raises_and_is_tried_again_next_time(
             env.step(SUBMIT)
         env.close()
     assert len(evaluator.graded) == 2
+
+
+class GradesInASandbox(Evaluator):
+    """Starts a sandbox for each evaluation, as the real one does."""
+
+    async def __call__(self, task: Task, patch: str, backend: object, *, strict: bool = True) -> Evaluation:
+        assert isinstance(backend, FleetBackend)
+        sandbox = await backend.start(Image(tree=task.source.folder))  # type: ignore[union-attr]
+        try:
+            return await super().__call__(task, patch, backend, strict=strict)
+        finally:
+            await sandbox.close()
+
+
+@pytest.mark.asyncio
+async def test_episodes_that_fill_the_places_of_a_fleet_are_graded(
+    make_env: MakeEnv, sandboxes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "evaluate", GradesInASandbox())
+    toys = {"backend": toy_sandbox.NAME, "settings": {"folder": str(sandboxes)}}
+    fleet = {"hosts": [{"name": "a", "places": 2, **toys}], "start_timeout_s": 20.0}
+
+    async def played(number: int) -> float:
+        env = SWEEnv(backend="fleet", backend_settings=fleet)
+        await env.reset(seed=0, options={"task": number})
+        await env.step(FIX)
+        await env.step(bash(f"echo {number} > made"))  # so that each patch is another one
+        return (await env.step(SUBMIT))[1]
+
+    assert await asyncio.gather(*map(played, range(4))) == [1.0] * 4
+
+
+def test_a_step_after_an_evaluation_that_failed_grades_nothing_else(
+    make_env: MakeEnv, evaluator: Evaluator
+) -> None:
+    env = make_env()
+    env.reset(seed=0)
+    env.step(bash("echo hang >> calc.py"))
+    with pytest.raises(SandboxError, match="the tests took too long"):
+        env.step(SUBMIT)
+    with pytest.raises(SandboxError):
+        env.step(SUBMIT)
+    with pytest.raises(SandboxError):
+        env.snapshot()
+    assert len(evaluator.graded) == 1
 
 
 def test_a_repository_that_is_gone_is_an_empty_patch(make_env: MakeEnv) -> None:
