@@ -67,6 +67,7 @@ def counted(
 
 def _lacking(task: HarborTask, variables: Mapping[str, str]) -> Iterator[str]:
     """Variables that a task takes from its host and is not given."""
+    envs: list[tuple[str, Mapping[str, str]]]
     envs = [("environment.env", task.box.config.env), ("solution.env", task.config.solution.env)]
     for stage in task.stages:
         envs.append(("verifier.env", stage.verifier.env))
