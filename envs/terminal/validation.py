@@ -21,6 +21,8 @@ from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, scalar
 from envsdk.envs.terminal.session import Session
 
+_PRINTED = 500
+"""Characters of a verifier's output that an error shows."""
 _DEFAULT_LIMIT_S = 3600.0
 _NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
 _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
@@ -76,20 +78,24 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
 
 async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
     try:
-        solved = scalar(await play(task, boxes, bounds, solves=True), reward_key)
+        rewards, output = await play(task, boxes, bounds, solves=True)
+        solved = scalar(rewards, reward_key)
     except NoReward as error:
         return f"its own solution gets no reward: {error}"
     try:
-        idle = scalar(await play(task, boxes, bounds, solves=False), reward_key)
+        idle = scalar((await play(task, boxes, bounds, solves=False))[0], reward_key)
     except NoReward:
         return ""
     if solved <= idle:
-        return f"its own solution is paid {solved:g}, and doing nothing {idle:g}"
+        said = f"; its verifier printed: {output[-_PRINTED:]}" if output else ""
+        return f"its own solution is paid {solved:g}, and doing nothing {idle:g}{said}"
     return ""
 
 
-async def play(task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool) -> Mapping[str, float]:
-    """The rewards of the task's own solution, or of doing nothing, over all of its stages.
+async def play(
+    task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool
+) -> tuple[Mapping[str, float], str]:
+    """The rewards of the task's own solution, or of doing nothing, over all of its stages; the last output.
 
     Raises NoReward, SandboxError, ConfigurationError.
     """
@@ -101,10 +107,11 @@ async def play(task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool) 
             if solves:
                 command = solution_command(task, stage, boxes.variables)
                 await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S)
-            rewards.append((await session.check(stage, bounds)).rewards)
+            checked = await session.check(stage, bounds)
+            rewards.append(checked.rewards)
     finally:
         await session.close()
-    return combined(rewards, task.strategy)
+    return combined(rewards, task.strategy), checked.output.strip()
 
 
 def _digest(folder: Path, identity: str) -> str:

@@ -268,6 +268,10 @@ async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tm
     task = write_task(tmp_path / "task")
     with pytest.raises(ConfigurationError, match="its own solution is paid 1, and doing nothing 1"):
         await play(make(task, validate=True))
+    test = "#!/bin/bash\necho no network; echo 0 > /logs/verifier/reward.txt\n"
+    write_task(task, {"tests/test.sh": test})
+    with pytest.raises(ConfigurationError, match="doing nothing 0; its verifier printed: no network"):
+        await play(make(task, validate=True))
     write_task(task, {"tests/test.sh": "#!/bin/bash\ntrue\n"})
     with pytest.raises(ConfigurationError, match="its own solution gets no reward: neither"):
         await play(make(task, validate=True))

@@ -5,9 +5,10 @@ base -> for each step: its layer by name, or a sandbox on the layers so far -> e
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 MAX_COPY_BYTES = 2 << 30
 """Limit of one COPY from another stage."""
+_INSTALLS = re.compile(r"\bapt(-get)?\b")
+_NO_PACKAGES = (
+    "`host` has no package manager: name a root folder by `images` in its place, see docs/swe-sandbox.md."
+)
 _COPIED = "/tmp/.envsdk-copied"
 _UNPACK = """\
 umask 022
@@ -122,7 +127,7 @@ class _Builder:
                 image = replace(
                     image, env=settings.env, workdir=settings.workdir, network=self.backend.settings.network
                 )
-                work, what = self._run(step), digest(step.argv, step.args, settings)
+                work, what = self._run(step, _root(image).places), digest(step.argv, step.args, settings)
             case Copy(origin=None):
                 work, what = await self._copy(step)
             case Copy():
@@ -134,8 +139,10 @@ class _Builder:
             image = replace(image, workdir="/")
         return await self.backend.layered(image, digest(_root(image).layers, what), work, self.build.limits)
 
-    def _run(self, run: Run) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
+    def _run(self, run: Run, places: Sequence[str]) -> Callable[[BubblewrapSandbox], Awaitable[None]]:
         env = {**run.args, **run.settings.env}
+        installs = places and _INSTALLS.search(" ".join(run.argv))
+        advice = f"\n{_NO_PACKAGES}" if installs else ""
 
         async def work(sandbox: BubblewrapSandbox) -> None:
             result = await sandbox.exec(
@@ -144,7 +151,7 @@ class _Builder:
                 env=env,
                 user=run.settings.user,
             )
-            self._check(result, run.line, "RUN")
+            self._check(result, run.line, "RUN", advice=advice)
 
         return work
 
@@ -206,13 +213,13 @@ class _Builder:
         )
         self._check(result, copy.line, copy.instruction)
 
-    def _check(self, result: ExecResult, line: int, instruction: str) -> None:
+    def _check(self, result: ExecResult, line: int, instruction: str, *, advice: str = "") -> None:
         if result.reason is ExecEnd.INFRASTRUCTURE:
             raise SandboxError(f"{self.build.dockerfile}:{line}: {instruction}: {result.output}")
         if not result.ok:
             how = f"code {result.returncode}" if result.reason is ExecEnd.EXIT else f"`{result.reason}`"
             said = result.output.strip()[-2000:]
-            raise self._error(line, f"{instruction} ended with {how}{': ' if said else ''}{said}")
+            raise self._error(line, f"{instruction} ended with {how}{': ' if said else ''}{said}{advice}")
 
     def _error(self, line: int, message: str) -> ConfigurationError:
         return ConfigurationError(f"{self.build.dockerfile}:{line}: {message}")

@@ -163,6 +163,10 @@ async def test_programs_that_build_at_once_share_one_build(context: Path, tmp_pa
     [
         ("RUN echo said; exit 3", "Dockerfile:3: RUN ended with code 3: said"),
         (
+            "RUN apt-get install nothing-here; exit 3",
+            r"(?s)RUN ended .*\n`host` has no package manager: name a",
+        ),
+        (
             "RUN for i in 1 2 3 4 5 6 7; do head -c 9M /dev/zero > /$i; sleep 0.3; done",
             "ended with `disk_limit`",
         ),
