@@ -72,6 +72,8 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
             raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
         return await _run(boxes, stage, agents.sandbox, ())
     left_out, archives = await _artifacts(stage, agents, bounds)
+    if stage is task.stages[-1]:
+        await agents.sandbox.close()  # two at once for each episode could be more than there is room for
     box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
     try:
         await demand_user(box, named(stage.verifier.user), "verifier.user")

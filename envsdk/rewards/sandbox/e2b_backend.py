@@ -94,12 +94,11 @@ class E2BContainer(Container):
             try:
                 reason, code = await self._run(shell, kept)
             except ConnectError as error:
-                if error.code not in (Code.RESOURCE_EXHAUSTED, Code.NOT_FOUND, Code.PERMISSION_DENIED):
+                full = Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION
+                if error.code not in (*full, Code.NOT_FOUND, Code.PERMISSION_DENIED):
                     raise
-                reason, code = (
-                    ExecEnd.EXIT,
-                    126,
-                )  # it could not be started: no process is left, or no such file
+                # It could not be started: no process is left, or no such file.
+                reason, code = ExecEnd.EXIT, 126
                 kept.feed(error.message.encode())
         elapsed_s = time.perf_counter() - began
         return Finished(reason=reason, returncode=code, output=kept, elapsed_s=elapsed_s)

@@ -132,11 +132,14 @@ async def test_a_verifiers_box_that_fails_is_never_scored(
     await env.reset(seed=0)
     await env.step(format_command("true", "bash"))
 
-    async def breaks(*_: object, **__: object) -> None:
-        raise SandboxError("no more sandboxes")
+    async def breaks(backend: Any, *_: object, **__: object) -> None:
+        num_open = sum(not sandbox.is_closed for sandbox in backend._sandboxes)
+        raise SandboxError(f"no sandboxes besides {num_open}")
 
     monkeypatch.setattr("envsdk.envs.terminal.boxes.build_image", breaks)
-    with pytest.raises(SandboxError, match="no more sandboxes"):
+    with pytest.raises(SandboxError, match="besides 0"):
+        await env.step(format_command(SUBMIT_COMMAND, "bash"))
+    with pytest.raises(SandboxError, match="closed"):
         await env.step(format_command(SUBMIT_COMMAND, "bash"))
     await env.close()
 

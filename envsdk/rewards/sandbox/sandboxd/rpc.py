@@ -52,7 +52,7 @@ _CODES = {
     errno.EROFS: Code.PERMISSION_DENIED,
     errno.ENOSPC: Code.RESOURCE_EXHAUSTED,
     errno.EDQUOT: Code.RESOURCE_EXHAUSTED,
-    errno.EAGAIN: Code.RESOURCE_EXHAUSTED,
+    errno.EAGAIN: Code.FAILED_PRECONDITION,  # E2B's SDK words the other as a limit on requests
     errno.EIO: Code.INTERNAL,
 }
 """Code by the number of an error inside; others are INVALID_ARGUMENT."""

@@ -272,6 +272,25 @@ async def test_what_passes_a_limit_ends_all_processes_and_the_sandbox_goes_on(op
     assert (await sandbox.commands.run("echo well")).stdout == "well\n"
 
 
+async def test_a_sandbox_full_of_processes_says_so(open_sandbox: Open) -> None:
+    sandbox = await open_sandbox(metadata={"envsdk_limits": '{"processes": 16}'})
+    await sandbox.commands.run("for i in {1..30}; do sleep 1000 & done; wait", background=True)
+
+    async def fill() -> None:
+        for _ in range(30):
+            await sandbox.commands.run("sleep 1000", background=True)
+
+    with pytest.raises(SandboxException, match="limit on processes") as caught:
+        await fill()
+    assert not isinstance(caught.value, RateLimitException)
+
+
+async def test_an_error_s_number_is_named_once(sandbox: AsyncSandbox) -> None:
+    with pytest.raises(SandboxException, match="No such file") as caught:
+        await sandbox.commands.run("true", cwd="/nowhere")
+    assert str(caught.value).count("Errno") <= 1
+
+
 async def test_nothing_inside_can_take_the_first_process_s_place(sandbox: AsyncSandbox) -> None:
     script = (
         "import os, socket\n"

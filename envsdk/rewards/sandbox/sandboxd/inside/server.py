@@ -34,6 +34,7 @@ HEAD = struct.Struct("<IBI")
 WINDOW = 256 << 10
 """Bytes of one process that may be on their way to the server."""
 DOOR = "/run/envsdk/door/door"
+NO_PROCESS_LEFT = "the sandbox's limit on processes is reached"
 
 
 class Process:
@@ -123,7 +124,8 @@ class Server:
         try:
             process = spawn(asked, self.workdir)
         except OSError as error:
-            self.send(FAILED, number, json.dumps([error.errno, str(error)]).encode())
+            why = NO_PROCESS_LEFT if error.errno == errno.EAGAIN else error.strerror or str(error)
+            self.send(FAILED, number, json.dumps([error.errno, why]).encode())
             return
         self.processes[number] = process
         self.send(STARTED, number, str(process.pid).encode())
