@@ -120,6 +120,8 @@ def decode(name: str, encoded: Buffer, base: Buffer | None) -> tuple[Buffer, str
     if base is None or len(base) != num_bytes:
         raise EngineError(f"weight `{name}`: a difference came to weights that are not here")
     elements = int(np.prod(shape, dtype=np.int64))
+    if elements and num_bytes // elements not in _UNSIGNED:
+        raise EngineError(f"weight `{name}`: its encoding is damaged: {num_bytes} bytes of {elements} numbers")
     words = base.view(_UNSIGNED[num_bytes // elements]) if elements else base
     try:
         if kind == "sparse":
