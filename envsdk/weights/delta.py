@@ -121,7 +121,7 @@ def decode(name: str, encoded: Buffer, base: Buffer | None) -> tuple[Buffer, str
         raise EngineError(f"weight `{name}`: a difference came to weights that are not here")
     elements = int(np.prod(shape, dtype=np.int64))
     if elements and num_bytes // elements not in _UNSIGNED:
-        raise EngineError(f"weight `{name}`: its encoding is damaged: {num_bytes} bytes of {elements} numbers")
+        raise EngineError(f"weight `{name}`: its encoding is damaged: {num_bytes} bytes in all")
     words = base.view(_UNSIGNED[num_bytes // elements]) if elements else base
     try:
         if kind == "sparse":
