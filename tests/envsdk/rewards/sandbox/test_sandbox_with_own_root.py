@@ -113,11 +113,12 @@ async def test_files_of_the_machine_are_of_nobody_and_keep_their_content(sandbox
 async def test_no_link_takes_the_place_of_what_leads_to_a_mount(
     sandbox: BubblewrapSandbox, attack: str, tmp_path: Path
 ) -> None:
-    top, following = sandbox.image.root.places[-1].split("/")[1:3]
+    deepest = max(sandbox.image.root.places, key=lambda place: place.count("/"))
+    top, following = f"{deepest}/bin".split("/")[1:3]
     await sandbox.exec(attack.replace("{top}", top).replace("{next}", following), timeout_s=60)
     result = await sandbox.exec("python -c 'print(1)'", timeout_s=60)
     assert result.reason is ExecEnd.EXIT
-    assert not (await sandbox.exec("test -L /{top}", timeout_s=60)).ok
+    assert not (await sandbox.exec(f"test -L /{top}", timeout_s=60)).ok
 
 
 async def test_no_secret_of_the_machine_is_part_of_a_base(sandbox: BubblewrapSandbox) -> None:
