@@ -264,6 +264,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
             "success": resolved,
             "exit_status": ending.exit_status,
             "submission": ending.submission,
+            "details": {"verdict": ending.detail, "task": task.instance_id},
             **told,
         }
         info["metrics"] |= {
