@@ -11,9 +11,9 @@ from pydantic import Field
 
 from envsdk.contracts.env import Info
 from envsdk.envs.arguments import keywords_of
-from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
-from envsdk.envs.swe.observations import SENTINEL, submitted_text
-from envsdk.envs.swe.replies import TOOL_SCHEMA, parse_reply
+from envsdk.envs.shell.commands import SENTINEL, submitted_text
+from envsdk.envs.shell.env import ShellArguments, ShellEnv, ShellState
+from envsdk.envs.shell.replies import TOOL_SCHEMA, parse_reply
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import Boxes
 from envsdk.envs.terminal.harbor.config import Mode

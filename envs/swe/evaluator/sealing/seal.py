@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
+from envsdk.base.processes.loop_locks import lock_of
 from envsdk.base.store.atomic import write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
@@ -51,8 +51,6 @@ VERSION = 7
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Runs of gold, before a task's tests are left as they are."""
-
-_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,7 @@ async def sealed_tests(
     content = await asyncio.to_thread(task.content_hash)
     identity = f"{VERSION} {backend.name} {content} {image.tree} {image.python} {tests.name}"
     target = swe_cache() / "sealed" / hashlib.sha256(identity.encode()).hexdigest()[:24]
-    locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
-    async with locks[target]:
+    async with lock_of(target):
         if not target.is_dir():
             maker = await asyncio.to_thread(_Maker, task, image, tests, installed, backend)
             await maker.make()
