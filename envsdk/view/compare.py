@@ -19,30 +19,14 @@ from envsdk.base.store.atomic import write_atomically
 from envsdk.base.store.trajectories import read_columns
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking import read_run_metrics
-from envsdk.view.comparison import (
-    Difference,
-    Group,
-    Run,
-    Values,
-    common_steps,
-    grouped,
-    over_seeds,
-    over_tasks,
-    sparkline,
-)
+from envsdk.view import comparison
+from envsdk.view.comparison import Difference, Group, Run
 from envsdk.view.library import read_config
 from envsdk.view.page import COMPARISON_SCRIPTS, exported_page
 from envsdk.view.run_view import number, thinned
 from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, run_source
 
-_CHARTS = (
-    "val/success/",
-    "val/reward/",
-    "success/",
-    "reward/",
-    "actor/entropy",
-    "rollout/response_tokens_mean",
-)
+_CHARTS = ("val/success/", "val/reward/", "success/", "reward/", "actor/entropy", "rollout/num_turns")
 _MAX_POINTS = 300
 
 
@@ -67,16 +51,12 @@ def compare(options: CompareOptions) -> None:
         Run(name=str(shown), config=read_config(folder / CONFIG_FILE)[0], metrics=read_run_metrics(folder))
         for folder, shown in folders.items()
     ]
-    step = max(common_steps(runs, options.metric), default=None)
+    step = max(comparison.common_steps(runs, options.metric), default=None)
     if step is None:
-        known = sorted(
-            {name for run in runs for row in run.metrics for name in row if name.startswith("val/")}
-        )
+        known = sorted(name for name in set().union(*runs[0].metrics) if name.startswith("val/"))
         hint = suggest(options.metric, known, known="metrics of evaluations")
-        raise ConfigurationError(
-            f"--metric: these runs have no evaluation of one step with `{options.metric}`; {hint}"
-        )
-    groups = grouped(runs)
+        raise ConfigurationError(f"--metric: no step has `{options.metric}` in all of these runs; {hint}")
+    groups = comparison.grouped(runs)
     lines = [f"{options.metric} at step {step:,}", *_scores(groups, options.metric, step)]
     for group in groups[1:]:
         lines += ["", f"{group.label} against {groups[0].label}"]
@@ -94,15 +74,15 @@ def _scores(groups: Sequence[Group], metric: str, step: int) -> Iterator[str]:
     width = max(len(group.label) for group in groups)
     for group, band in zip(groups, bands, strict=True):
         _, mean, low, high = band[-1]
-        curve = sparkline([point[1] for point in band], min(means), max(means))
+        curve = comparison.sparkline([point[1] for point in band], min(means), max(means))
         between = f" ({_shown(low, metric)} to {_shown(high, metric)})" if len(group.runs) > 1 else ""
         count = f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}"
         yield f"  {group.label:<{width}}  {count:>7}  {curve}  {_shown(mean, metric)}{between}"
 
 
 def _verdict(group: Group, baseline: Group, metric: str, step: int) -> Iterator[str]:
-    seeds = over_seeds(group.by_seed(metric, step), baseline.by_seed(metric, step))
-    tasks = over_tasks(*(_held_out(each, metric, step) for each in (group, baseline)))
+    seeds = comparison.over_seeds(group.by_seed(metric, step), baseline.by_seed(metric, step))
+    tasks = comparison.over_tasks(*(_held_out(each, metric, step) for each in (group, baseline)))
     if seeds is not None:
         yield f"  {_words(seeds, metric)}"
     if tasks is not None:
@@ -113,14 +93,12 @@ def _verdict(group: Group, baseline: Group, metric: str, step: int) -> Iterator[
 
 
 def _words(found: Difference, metric: str) -> str:
-    low, high = (_shown(each, metric, signed=True) for each in found.interval)
-    said = "significant" if found.is_significant else "not significant"
-    points = " points" if "success/" in metric else ""
-    mean = _shown(found.mean, metric, signed=True)
-    return f"{mean}{points}, {said} (95% interval {low} to {high}, {found.method})"
+    mean, low, high = (_shown(each, metric, signed=True) for each in (found.mean, *found.interval))
+    unit, negated = " points" * ("success/" in metric), "not " * (not found.is_significant)
+    return f"{mean}{unit}, {negated}significant (95% interval {low} to {high}, {found.method})"
 
 
-def _held_out(group: Group, metric: str, step: int) -> Values:
+def _held_out(group: Group, metric: str, step: int) -> comparison.Values:
     """Means per task, of what the metric is about, where the runs' files have it."""
     what, _, tag = metric.removeprefix("val/").partition("/")
     column = {"success": "success", "reward": "total_reward"}.get(what)
@@ -142,13 +120,10 @@ def _charts(groups: Sequence[Group], first: str) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(wanted):
         series = []
         for group in groups:
-            bands = [
-                thinned([(point[0], point[kind]) for point in group.band(name)], _MAX_POINTS)
-                for kind in (1, 2, 3)
-            ]
-            edges = zip(bands[1], bands[2], strict=True)
-            band = [[step, low, high] for (step, low), (_, high) in edges] if len(group.runs) > 1 else []
-            series.append({"name": group.label, "points": bands[0], "band": band})
+            band = group.band(name)
+            lines = [thinned([(point[0], point[at]) for point in band], _MAX_POINTS) for at in (1, 2, 3)]
+            edges = [[*low, high] for low, (_, high) in zip(*lines[1:], strict=True)]
+            series.append({"name": group.label, "points": lines[0], "band": edges * (len(group.runs) > 1)})
         yield {"title": name, "percent": "success/" in name, "series": series}
 
 

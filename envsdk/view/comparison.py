@@ -1,13 +1,8 @@
 """Runs side by side: those that differ in their seed alone are one group, and groups are compared. Pure.
 
-Two intervals of 95% for the difference between two groups, each with what it speaks about:
-
-- over seeds, where both have several: Student's t of the paired differences of the seeds that both have, or
-  Welch's t (Biometrika 34, 1947) where they share fewer than two. It speaks about the configurations.
-- over tasks: percentiles of a bootstrap that draws the held-out tasks of each tag again, 10,000 times; those
-  that both played, as pairs. It speaks about these runs: other seeds may say otherwise.
-
-A difference is significant when its interval leaves out 0; over seeds, where there is that one.
+An interval over seeds speaks about the configurations: Student's t of the paired differences of common seeds,
+or Welch's t (Biometrika 34, 1947). One over tasks speaks about these runs: a percentile bootstrap of the
+held-out tasks of each tag, as pairs where both played them.
 """
 
 from __future__ import annotations
