@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -16,6 +18,9 @@ from envsdk.algorithms.advantages import GiGPOArgs, compared, state_hashes_of
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.estimator_contract import advantage_estimator
 from envsdk.algorithms.estimators import discounted_returns, group_advantages
+
+_Node: TypeAlias = tuple[Hashable, str, Hashable]
+"""A state of a group, its goal, or the end of one of its episodes."""
 
 
 class GraphGPOArgs(GiGPOArgs):
@@ -101,36 +106,28 @@ def graph_step_advantages(
     normalized A^G, so R is taken as omega^(d(s') + 1 - d(s)): otherwise the 1e-6 would outweigh what is far
     from the goal. Source: arXiv:2605.26684, sec. 4, with the costs 1 as there.
     """
-    sources: list[Hashable] = []
-    targets: list[Hashable] = []
+    turns: list[tuple[_Node, _Node]] = []
     for number, (group, hashes, solved) in enumerate(zip(group_ids, state_hashes, success, strict=True)):
-        states: list[Hashable] = [(group, "state", state) for state in hashes]
-        sources += states
-        targets += [*states, (group, "goal") if solved else (group, "end", number)][1:] if states else []
+        end = (group, "goal", 0) if solved else (group, "end", number)
+        turns += pairwise([*((group, "state", state) for state in hashes), end])
     lengths = [len(hashes) for hashes in state_hashes]
     alive = np.repeat(np.asarray(valid, bool), lengths)
-    groups = [group for group, length in zip(group_ids, lengths, strict=True) for _ in range(length)]
-    distances = distances_to(
-        [(group, "goal") for group in dict.fromkeys(groups)],
-        [edge for edge, is_valid in zip(zip(sources, targets, strict=True), alive, strict=True) if is_valid],
-    )
-    no_path: dict[Hashable, int] = defaultdict(lambda: 1)
-    for group, source in zip(groups, sources, strict=True):
-        no_path[group] = max(no_path[group], distances.get(source, 0) + 1)
-    after, before = (
-        np.array([distances.get(node, no_path[group]) for group, node in zip(groups, nodes, strict=True)])
-        for nodes in (targets, sources)
-    )
-    rewards = omega ** (after + 1.0 - (before if normalize_std else 0))
+    goals: list[_Node] = [(group, "goal", 0) for group in group_ids]
+    distances = distances_to(goals, [turns[at] for at in np.flatnonzero(alive)])
+    no_path: dict[Hashable, int] = defaultdict(int)
+    for (group, *_), distance in distances.items():
+        no_path[group] = max(no_path[group], distance + 1)
+    found = [[distances.get(node, no_path[node[0]]) for node in turn] for turn in turns]
+    before, after = np.array(found, np.float64).reshape(-1, 2).T
+    rewards = omega ** (after + 1 - (before if normalize_std else 0))
+    sources = [source for source, _ in turns]
     advantages = group_advantages(rewards, sources, valid=alive, normalize_std=normalize_std)
     return _per_trajectory(advantages, lengths)
 
 
-def distances_to(
-    goals: Iterable[Hashable], edges: Iterable[tuple[Hashable, Hashable]]
-) -> dict[Hashable, int]:
+def distances_to(goals: Iterable[_Node], edges: Iterable[tuple[_Node, _Node]]) -> dict[_Node, int]:
     """Fewest edges from each node to one of the goals; nodes without a path are left out."""
-    before: dict[Hashable, list[Hashable]] = defaultdict(list)
+    before: dict[_Node, list[_Node]] = defaultdict(list)
     for source, target in edges:
         before[target].append(source)
     distances = dict.fromkeys(goals, 0)

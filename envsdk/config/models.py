@@ -132,7 +132,7 @@ class RunConfig(AlgorithmKeys, Section):
     """Steps between evaluations; 0 evaluates only before and after."""
     metric_for_best_model: str | None = None
     """Metric of evaluations, such as `val/success/mean`: the weights with its best value are kept as
-    `checkpoints/best`. When absent, there is no best checkpoint."""
+    `checkpoints/best`, in `mode: both`. When absent, there is no best checkpoint."""
     greater_is_better: bool = True
     """Whether larger values of that metric are better."""
     early_stopping_patience: PositiveInt | None = None

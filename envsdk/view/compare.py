@@ -81,7 +81,8 @@ def _scores(groups: Sequence[Group], metric: str, step: int) -> Iterator[str]:
 
 
 def _verdict(group: Group, baseline: Group, metric: str, step: int) -> Iterator[str]:
-    seeds = comparison.over_seeds(group.by_seed(metric, step), baseline.by_seed(metric, step))
+    ours, theirs = ({r.seed: r.curve(metric)[step] for r in each.runs} for each in (group, baseline))
+    seeds = comparison.over_seeds(ours, theirs)
     tasks = comparison.over_tasks(*(_held_out(each, metric, step) for each in (group, baseline)))
     if seeds is not None:
         yield f"  {_words(seeds, metric)}"

@@ -64,10 +64,6 @@ class Group:
         at = {step: [curve[step] for curve in curves] for step in sorted(common_steps(self.runs, metric))}
         return [(step, statistics.fmean(found), min(found), max(found)) for step, found in at.items()]
 
-    def by_seed(self, metric: str, step: int) -> dict[str, float]:
-        """The metric at a step, by the runs' seeds."""
-        return {run.seed: run.curve(metric)[step] for run in self.runs}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
