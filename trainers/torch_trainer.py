@@ -84,11 +84,6 @@ class TorchTrainer(PolicyTrainer):
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     @property
-    def num_optimizer_steps(self) -> int:
-        """Optimizer steps taken since the first `create`, resumed runs included."""
-        return self._optimizer.num_steps
-
-    @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
@@ -116,6 +111,9 @@ class TorchTrainer(PolicyTrainer):
         model = self.model.model
         for name, tensor in self._without_adapter(model.named_parameters()):
             yield from revert_weight_conversion(model, {name: place(tensor.detach())}).items()
+
+    def use_average(self, is_used: bool) -> None:
+        self._optimizer.show_average(is_used)
 
     @property
     def has_adapter(self) -> bool:

@@ -28,6 +28,7 @@ from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
+from envsdk.config.selection_checks import selection_problems
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
@@ -58,6 +59,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _plugin_settings,
         _correction,
         _folders,
+        selection_problems,
         job_problems,
     )
     if for_training:

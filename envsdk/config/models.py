@@ -126,8 +126,18 @@ class RunConfig(AlgorithmKeys, Section):
     """Training steps."""
     save_steps: NonNegativeInt = 10
     """Steps between checkpoints; 0 saves only at the end."""
+    max_ckpt_to_keep: NonNegativeInt = 3
+    """Newest checkpoints that stay, besides the best; 0: all."""
     eval_steps: NonNegativeInt = 10
     """Steps between evaluations; 0 evaluates only before and after."""
+    metric_for_best_model: str | None = None
+    """Metric of evaluations, such as `val/success/mean`: the weights with its best value are kept as
+    `checkpoints/best`, in `mode: both`. When absent, there is no best checkpoint."""
+    greater_is_better: bool = True
+    """Whether larger values of that metric are better."""
+    early_stopping_patience: PositiveInt | None = None
+    """Evaluations in a row without a new best value after which the run ends; when absent, it has all its
+    steps."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = MAX_FAILED_SHARE
     """An evaluation of which a larger share of episodes failed ends the run or the command with an error,
     once its results are written; 1: none does."""
@@ -269,6 +279,11 @@ class RunConfig(AlgorithmKeys, Section):
     def num_train_groups(self) -> int:
         """Groups in one training batch."""
         return self.train_batch_size // self.train_env_manager.group_size
+
+    @property
+    def evaluates_average(self) -> bool:
+        """Whether evaluations play the moving average of the weights."""
+        return bool(self.actor_train.training_args.get("ema_decay"))
 
     @property
     def validation_overlaps(self) -> bool:

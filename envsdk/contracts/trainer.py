@@ -141,6 +141,11 @@ class Trainer(ABC):
         """The adapter now, as engines take it (`envsdk.weights.lora`). Asked when `has_adapter`."""
         raise NotImplementedError
 
+    def use_average(self, is_used: bool) -> None:
+        """Whether `weights`, `device_weights`, `adapter` and `save_pretrained` give the moving average of the
+        weights (`ema_decay`) from now on. Without an average this changes nothing."""
+        return None
+
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write weights, optimizer, schedule and random state into an existing empty folder."""

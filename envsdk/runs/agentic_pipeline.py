@@ -1,6 +1,6 @@
 """AgenticPipeline: train a policy on rollouts of agents.
 
-    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
+    publish weights -> validate and select if due -> get_batch -> advantages -> train -> checkpoint if due
 
 The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
 decided by the ledger (`async_generation_ratio`). `run.py` connects the parts and starts the loop.
@@ -24,10 +24,11 @@ from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
-from envsdk.runs.checkpoints import RunState, write_checkpoint
+from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
 from envsdk.runs.run_folder import RunFolder, validations_of
+from envsdk.runs.selection import Selection
 from envsdk.runs.step_log import StepLog
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking.kernels import write_kernels
@@ -50,7 +51,7 @@ def _interruptible(
 
 
 class AgenticPipeline:
-    """One training run. `run` returns when `max_steps` batches are trained."""
+    """One training run. `run` returns when `max_steps` batches are trained, or it has stopped improving."""
 
     def __init__(
         self,
@@ -80,9 +81,11 @@ class AgenticPipeline:
         self.validations = {
             step: metrics for step, metrics in validations_of(folder.path).items() if step < folder.first_step
         }
+        state = None if folder.checkpoint is None else folder.checkpoint.state
+        self.selection = Selection.of(config, None if state is None else state.selection)
         self._kl_coef: float | None = None
-        if config.target_kl is not None and folder.checkpoint is not None:
-            self._kl_coef = folder.checkpoint.state.kl_coef
+        if config.target_kl is not None and state is not None:
+            self._kl_coef = state.kl_coef
         self._checkpointed_step = -1
         self.has_trained = False
         """Whether this process has something to keep: True from its first batch on."""
@@ -96,6 +99,8 @@ class AgenticPipeline:
             await self.publish()
             if self.step == 0 or self.is_due(self.config.eval_steps):
                 await self.validate()
+                if await self.select():
+                    break
             batch = await self.get_batch()
             await self.train(batch)
             self.log.metrics["time/step_s"] = time.monotonic() - step_began
@@ -105,8 +110,10 @@ class AgenticPipeline:
                 await self.checkpoint()
             if self._stop.is_set():
                 raise self._interrupted(f"after step {self.step}")
-        await self.publish()
-        await self.validate()
+        else:  # it did not stop early
+            await self.publish()
+            await self.validate()
+            await self.select()
         self.log.run_done(self.step)
         await self.checkpoint()
         await self.batches.finished()
@@ -166,6 +173,23 @@ class AgenticPipeline:
                 await self.checkpoint()
             raise RolloutStalled(f"evaluation after {self.step} steps: {problem}")
 
+    async def select(self) -> bool:
+        """Keep the present weights as `checkpoints/best` if their evaluation is the best; whether to stop."""
+        if self.selection.metric is None or self.step not in self.validations:
+            return False
+        self.selection = self.selection.with_evaluation(self.step, self.validations[self.step])
+        best = self.selection.best_step
+        if best == self.step > 0:
+            await self.checkpoint()
+        await asyncio.to_thread(link_best, self.folder.path, best)
+        if self.selection.is_over and self.step < self.config.max_steps:
+            self.display.note(
+                f"stopping early after {self.step} steps: {self.selection.patience} evaluations in a row did "
+                f"not improve on {self.selection.metric} of step {best}"
+            )
+            return True
+        return False
+
     @_interruptible
     async def get_batch(self) -> RolloutBatch:
         """Take the next batch: one that an earlier process left on disk, or a new one."""
@@ -205,7 +229,12 @@ class AgenticPipeline:
             seed=self.config.seed,
             kl_coef=self._kl_coef,
             ledger=self.folder.ledger_before(self.step),
+            selection=self.selection.state(),
         )
+        past_versions = (each.refresh_steps for each in self.config.opponents.values())
+        spared = {self.step - self.step % every for every in past_versions if every is not None}
+        if (best := self.selection.best_step) is not None:
+            spared.add(best)
         with self.log.timed("checkpoint", Track.TRAINER, self.step):
             loop = asyncio.get_running_loop()
             save = self.trainers.actor.save
@@ -214,6 +243,8 @@ class AgenticPipeline:
                 self.folder.path,
                 state,
                 lambda folder: asyncio.run_coroutine_threadsafe(save(folder.resolve()), loop).result(),
+                keep=self.config.max_ckpt_to_keep,
+                spared=spared,
             )
         self._checkpointed_step = self.step
         await self.batches.checkpointed(self.step)

@@ -181,14 +181,17 @@ class EngineGroup:
         elif asked_for == "auto" and self._card and any(self._cards.values()):
             self._say(f"weights reach the engines by {self._transport}, in main memory: {why_not}")
 
-    async def publish(self, version: int) -> TransferReport | None:
-        """The trainer's weights to every engine that runs; None when none does."""
+    async def publish(self, version: int, *, mode: str | None = None) -> TransferReport | None:
+        """The trainer's weights to every engine that runs; None when none does.
+
+        `mode` says what happens to replies under way, in place of the run's `weight_update`.
+        """
         async with self._weights:
             incarnations = self.pool.incarnations
             if self._source is None:
                 self._do(self.pool.published(version, incarnations))
                 return None
-            report = await self._update(incarnations, version)
+            report = await self._update(incarnations, version, mode)
             updated = report.engines if report is not None else ()
             for incarnation in incarnations:
                 if incarnation.name not in updated:
@@ -364,32 +367,34 @@ class EngineGroup:
             return _reason(error)
         return "it did not get the newest weights"
 
-    async def _update(self, incarnations: Iterable[EngineIncarnation], version: int) -> TransferReport | None:
+    async def _update(
+        self, incarnations: Iterable[EngineIncarnation], version: int, mode: str | None = None
+    ) -> TransferReport | None:
         engines = {incarnation: self.actors[incarnation.name] for incarnation in incarnations}
         actors = {incarnation.name: actor for incarnation, actor in engines.items()}
         transport, _ = self._device_transport(actors)
         self._being_updated |= engines.keys()
         try:
-            return await self._update_by(transport or self._transport, actors, version)
+            return await self._update_by(transport or self._transport, actors, version, mode)
         except UpdateInterrupted as error:
             if transport is None or self._spec.transport != "auto":
                 raise
             self._card = ""  # and so for the rest of the run
             reason = as_envsdk_error(error, "it broke off")
             self._say(f"weights cannot go by {transport}, and go by {self._transport}: {reason}")
-            return await self._update_by(self._transport, actors, version)
+            return await self._update_by(self._transport, actors, version, mode)
         finally:
             self._being_updated -= engines.keys()
 
     async def _update_by(
-        self, transport: Transport, actors: Mapping[str, Any], version: int
+        self, transport: Transport, actors: Mapping[str, Any], version: int, mode: str | None
     ) -> TransferReport | None:
         assert self._source is not None
         return await update_engines(
             actors,
             self._source.send_weights,
             version=version,
-            mode=self._spec.weight_update,
+            mode=mode or self._spec.weight_update,
             transport=transport,
             bucket_bytes=self._spec.bucket_bytes,
             as_adapter=self._sends_adapter,

@@ -178,6 +178,10 @@ class TrainerGroup:
         kernels: Mapping[str, str] = await self._on_all("kernels")
         return kernels
 
+    async def use_average(self, is_used: bool) -> None:
+        """Whether weights that are sent are the moving average."""
+        await self._on_all("use_average", is_used)
+
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""
         found: bool = await self._on_all("has_adapter")

@@ -106,6 +106,10 @@ class TrainerHost(FileServer):
                 pass
         return None
 
+    def use_average(self, is_used: bool) -> None:
+        """Whether weights that are sent are the moving average."""
+        self._trainer.use_average(is_used)
+
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""
         return self._trainer.has_adapter
@@ -145,14 +149,17 @@ class TrainerHost(FileServer):
         shutil.rmtree(folder, ignore_errors=True)
 
     def save(self, folder: Path) -> None:
-        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""
+        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`, of the moving
+        average where there is one."""
         for name in ("trainer", "model"):
             try:
                 (folder / name).mkdir(exist_ok=True)
             except OSError as error:
                 raise storage_error("make", folder / name, error) from error
         self._trainer.save(folder / "trainer")
+        self._trainer.use_average(True)
         self._trainer.save_pretrained(folder / "model")
+        self._trainer.use_average(False)
 
     def load(self, folder: Path) -> None:
         self._trainer.load(self._files.here(folder) / "trainer")

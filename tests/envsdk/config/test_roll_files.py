@@ -240,7 +240,6 @@ def test_the_attention_of_a_file_is_that_of_the_trainer_that_can_choose(
 @pytest.mark.parametrize(
     "key",
     [
-        "max_ckpt_to_keep: 3",
         "otlp_output_dir: x",
         "transfer_backend.backend_name: x",
         "router_args.router_name: SglangRouter",
