@@ -105,7 +105,7 @@ class CommandOptions(EvaluateOptions):
     list_all: Annotated[bool, Option("--list")] = False
     """List the evaluations of the named files, or those of installed packages."""
     models: Annotated[tuple[Path, ...], Option("--model", metavar="FOLDER_OR_CHECKPOINT")] = ()
-    """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
+    """For --policy model: a Hugging Face folder, a run, its checkpoints/best or step_N. The YAML's `pretrain` when
     absent. Repeat the option to compare models on the same tasks."""
 
     def asked(self) -> tuple[list[tuple[EvaluateOptions, EvalSpec | None]], list[str]]:
