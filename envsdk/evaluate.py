@@ -105,8 +105,8 @@ class CommandOptions(EvaluateOptions):
     list_all: Annotated[bool, Option("--list")] = False
     """List the evaluations of the named files, or those of installed packages."""
     models: Annotated[tuple[Path, ...], Option("--model", metavar="FOLDER_OR_CHECKPOINT")] = ()
-    """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
-    absent. Repeat the option to compare models on the same tasks."""
+    """For --policy model: a Hugging Face folder, a run, its checkpoints/best or step_N. The YAML's `pretrain`
+    when absent. Repeat the option to compare models on the same tasks."""
 
     def asked(self) -> tuple[list[tuple[EvaluateOptions, EvalSpec | None]], list[str]]:
         """Each evaluation under each model, and which rows are not asked. ConfigurationError names the first

@@ -84,6 +84,11 @@ class TorchTrainer(PolicyTrainer):
         return cls(model, config=config, algorithm=algorithm, training=training)
 
     @property
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps taken since the first `create`, resumed runs included."""
+        return self._optimizer.num_steps
+
+    @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
@@ -206,10 +211,9 @@ class TorchTrainer(PolicyTrainer):
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
-        score = self._token_logprobs if kind is ScoreKind.LOGPROBS else self._token_values
         found: dict[int, NDArray[np.float32]] = {}
         for micro in self._pack(rows):
-            scores_N = score(micro).float().cpu().numpy()
+            scores_N = self._token_scores(micro, kind).float().cpu().numpy()
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
@@ -234,12 +238,10 @@ class TorchTrainer(PolicyTrainer):
             pairs_per_token=self.model.pairs_per_token,
         )
 
-    def _token_logprobs(self, micro: MicroBatch) -> Tensor:
-        scores, _ = self.model.scores(micro, temperature=self.algorithm.logprob_temperature)
-        return scores.logprobs_N
-
-    def _token_values(self, micro: MicroBatch) -> Tensor:
-        return self.model.predict_values(self.model.forward(micro)[1])
+    def _token_scores(self, micro: MicroBatch, kind: ScoreKind) -> Tensor:
+        if kind is ScoreKind.VALUES:
+            return self.model.predict_values(self.model.forward(micro)[1])
+        return self.model.scores(micro, temperature=self.algorithm.logprob_temperature)[0].logprobs_N
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.model.device)

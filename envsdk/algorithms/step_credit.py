@@ -1,7 +1,4 @@
-"""Credit of single turns from the states that several episodes of a group passed. Pure NumPy.
-
-`graphgpo` and `hgpo` need the hash of the state that each turn was played in, as `gigpo`. Shapes: K turns.
-"""
+"""Credit of single turns from the states that episodes of a group share. Pure NumPy. Shapes: K turns."""
 
 from __future__ import annotations
 

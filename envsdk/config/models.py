@@ -136,8 +136,7 @@ class RunConfig(AlgorithmKeys, Section):
     greater_is_better: bool = True
     """Whether larger values of that metric are better."""
     early_stopping_patience: PositiveInt | None = None
-    """Evaluations in a row without a new best value after which the run ends; when absent, it has all its
-    steps."""
+    """Evaluations in a row without a new best value after which the run ends early; null: it never does."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = MAX_FAILED_SHARE
     """An evaluation of which a larger share of episodes failed ends the run or the command with an error,
     once its results are written; 1: none does."""

@@ -182,10 +182,7 @@ class EngineGroup:
             self._say(f"weights reach the engines by {self._transport}, in main memory: {why_not}")
 
     async def publish(self, version: int, *, mode: str | None = None) -> TransferReport | None:
-        """The trainer's weights to every engine that runs; None when none does.
-
-        `mode` says what happens to replies under way, in place of the run's `weight_update`.
-        """
+        """The trainer's weights to every engine that runs; None without one. `mode`: as `weight_update`."""
         async with self._weights:
             incarnations = self.pool.incarnations
             if self._source is None:

@@ -76,8 +76,7 @@ def _scores(groups: Sequence[Group], metric: str, step: int) -> Iterator[str]:
         _, mean, low, high = band[-1]
         curve = comparison.sparkline([point[1] for point in band], min(means), max(means))
         between = f" ({_shown(low, metric)} to {_shown(high, metric)})" if len(group.runs) > 1 else ""
-        count = f"{len(group.runs)} run{'s' * (len(group.runs) > 1)}"
-        yield f"  {group.label:<{width}}  {count:>7}  {curve}  {_shown(mean, metric)}{between}"
+        yield f"  {group.label:<{width}}  runs: {len(group.runs)}  {curve}  {_shown(mean, metric)}{between}"
 
 
 def _verdict(group: Group, baseline: Group, metric: str, step: int) -> Iterator[str]:

@@ -161,9 +161,8 @@ def t_quantile(freedom: float) -> float:
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
     """One block per value, the higher the larger."""
-    blocks = "▁▂▃▄▅▆▇█"
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
-    return "".join(blocks[round((value - low) * scale)] for value in values)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((value - low) * scale)] for value in values)
 
 
 def _squared_error(values: Sequence[float]) -> float:

@@ -451,7 +451,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_untouched(make_config,
     with pytest.raises(TrainerError, match="the gradient norm is inf"):
         trainer.train_step(TrainBatch(step=0, sequences=huge))
     assert_same_weights(trainer, twin)
-    assert trainer._optimizer.num_steps == 0
+    assert trainer.num_optimizer_steps == 0
 
 
 @pytest.mark.parametrize("with_value_head", [False, True])

@@ -125,6 +125,11 @@ class MegatronTrainer(PolicyTrainer):
     def kernels(self) -> Mapping[str, str]:
         return kernels_of(self._attention, self._models[0].config)
 
+    @property
+    def num_optimizer_steps(self) -> int:
+        """Optimizer steps taken since the first `create`, resumed runs included."""
+        return self._optimizer.num_steps
+
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
 

@@ -156,7 +156,7 @@ def test_groups_are_compared_over_seeds_and_the_page_holds_their_bands(
     out = tmp_path / "comparison.html"
     assert main([*runs, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"adv_estimator grpo +2 runs +▁▅  42\.5% \(40\.0% to 45\.0%\)", said)
+    assert re.search(r"adv_estimator grpo +runs: 2 +▁▅  42\.5% \(40\.0% to 45\.0%\)", said)
     assert "adv_estimator gigpo against adv_estimator grpo" in said
     assert "+27.5 points, not significant (95% interval -4.3 to +59.3, paired t over 2 seeds)" in said
     assert "These runs alone: +27.5 points, significant" in said
