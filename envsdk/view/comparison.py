@@ -67,7 +67,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """By how much one group is above another."""
+    """The difference of two groups, and the interval in which it lies."""
 
     mean: float
     interval: tuple[float, float]
@@ -166,7 +166,7 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
 
 
 def _squared_error(values: Sequence[float]) -> float:
-    """Of their mean."""
+    """Variance of the mean of `values`."""
     return statistics.variance(values) / len(values)
 
 
