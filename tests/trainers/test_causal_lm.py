@@ -60,7 +60,7 @@ def rows_of(count: int, *, shared: int = 0, seed: int = 0) -> list[Row]:
     ("model_type", "changes", "transform"),
     [
         ("llama", {}, LogitTransform()),
-        ("gpt2", {}, LogitTransform()),
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, LogitTransform()),
         ("mixtral", {}, LogitTransform()),
         ("gemma2", {"final_logit_softcapping": 2.0}, LogitTransform(softcap=2.0)),
         ("gemma3_text", {"final_logit_softcapping": 5.0}, LogitTransform(softcap=5.0)),
