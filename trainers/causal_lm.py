@@ -29,7 +29,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch, Tree
 from envsdk.trainers.torch_optimizer import dither_of
-from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
+from envsdk.trainers.training_args import TransformersArgs
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
@@ -104,9 +104,9 @@ class CausalLM:
         if self.transform is not None:
             head.forward = partial(self._logits_or_scores, head)
             self.model.register_forward_hook(self._put_scores)
-        is_plain = self.model.config.model_type in PLAIN_MODEL_TYPES
-        self.pairs_per_token = self._pairs_per_token() if is_plain else 0.0
-        """See `pack`; 0 where the model's attention takes no mask."""
+        shares = settings.shares_prefixes(self.model.config.model_type)
+        self.pairs_per_token = self._pairs_per_token() if shares else 0.0
+        """See `pack`; 0 where rows do not share lines."""
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -144,6 +144,8 @@ class CausalLM:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
+        if settings.share_prefixes is True and (problem := settings.sharing_problem(model.config.model_type)):
+            raise ConfigurationError(f"share_prefixes: {problem}")
         found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
         found.use(settings.precision(stored_dtype(folder)))
         return found
@@ -203,7 +205,7 @@ class CausalLM:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
-        inputs = {} if batch.tree is None else self._mask_and_positions(batch.tree)
+        inputs = {} if batch.tree is None else self._masks_and_positions(batch.tree)
         try:
             with torch.autocast(
                 self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None
@@ -260,25 +262,42 @@ class CausalLM:
         if self._scores_1N3 is not None:
             output.logits = self._scores_1N3
 
-    def _mask_and_positions(self, tree: Tree) -> dict[str, Tensor]:
+    def _masks_and_positions(self, tree: Tree) -> dict[str, Any]:
         depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)
         ends_BT = torch.from_numpy(tree.ends_BT).to(self.device)
         indices_T = torch.arange(ends_BT.shape[1], device=self.device)
         is_seen_BTT = (indices_T <= indices_T[:, None]) & (indices_T[:, None] < ends_BT[:, None, :])
-        # A number of the forward pass's own type: attention would make one of it in every layer.
-        mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
-        mask_BTT.masked_fill_(~is_seen_BTT, torch.finfo(self.dtype).min)
-        return {"attention_mask": mask_BTT.unsqueeze(1), "position_ids": depths_BT}
+
+        def mask(window: int | None) -> Tensor:
+            is_near_BTT = is_seen_BTT
+            if window is not None:
+                is_near_BTT = is_seen_BTT & (depths_BT[:, :, None] - depths_BT[:, None, :] < window)
+            # A number of the forward pass's own type: attention would make one of it in every layer.
+            mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
+            return mask_BTT.masked_fill_(~is_near_BTT, torch.finfo(self.dtype).min).unsqueeze(1)
+
+        config = self.model.config
+        window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        windows = {"full_attention": None, "sliding_attention": window}
+        masks = {kind: mask(windows[kind]) for kind in set(kinds)} if kinds else mask(window)
+        return {"attention_mask": masks, "position_ids": depths_BT}
 
     def _pairs_per_token(self) -> float:
-        """Operations of a layer for a token, 2 for each weight, over those for a pair, 4 for each channel,
-        which take about twice as long (measured on a CPU)."""
-        config = self.model.config
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
-            return 0.0
-        layer = self.model.base_model.layers[0]
-        return float(sum(p.numel() for p in layer.parameters()) / (4 * layer.self_attn.o_proj.in_features))
+        """Operations of a layer for a token, 2 for each weight that it meets, over those for a pair, 4 for
+        each channel, which take about twice as long (measured on a CPU)."""
+        config, embeddings = self.model.config, self.model.get_input_embeddings().weight
+        counts = (
+            getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
+        )
+        num_experts = next(filter(None, counts), None)
+        share = config.num_experts_per_tok / num_experts if num_experts else 1.0
+        num_met = sum(
+            weight.numel() * (share if ".experts." in name else 1)
+            for name, weight in self.model.base_model.named_parameters()
+            if weight is not embeddings
+        )
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return float(num_met / (4 * config.num_hidden_layers * config.num_attention_heads * head_width))
 
     def _checkpoint_without_dropout(self) -> None:
         # transformers recomputes activations only in training mode, which would also switch dropout on.
