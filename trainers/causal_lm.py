@@ -145,7 +145,7 @@ class CausalLM:
 
             adapter = LoRA(model, settings.lora, seed=seed)
         if settings.share_prefixes is True and (problem := settings.sharing_problem(model.config.model_type)):
-            raise ConfigurationError(f"share_prefixes: {problem}")
+            raise ConfigurationError(f"share_prefixes: {problem}; leave it at auto")
         found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
         found.use(settings.precision(stored_dtype(folder)))
         return found

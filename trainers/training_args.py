@@ -155,14 +155,21 @@ class TransformersArgs(StrictSettings):
     def sharing_problem(self, model_type: str) -> str | None:
         """Why rows of this model must not share what they begin with."""
         if self.attn_implementation not in ("auto", "sdpa", "eager"):
-            return f"attention of {self.attn_implementation} takes no mask: use sdpa or eager"
+            return f"{self.attn_implementation} takes no mask of pairs, sdpa and eager do"
         if model_type not in SHARING_MODEL_TYPES:
-            return f"not known to be exact for model type {model_type}: leave it at auto"
+            return f"not known to be exact for model type {model_type}"
         return None
 
     def shares_prefixes(self, model_type: str) -> bool:
         """Whether rows that begin alike may share a line."""
         return bool(self.share_prefixes) and self.sharing_problem(model_type) is None
+
+    def sharing(self, model_type: str) -> str:
+        """Whether rows share what they begin with, in words."""
+        problem = self.sharing_problem(model_type) if self.share_prefixes else "share_prefixes is false"
+        if problem is None:
+            return "what several rows begin with is computed once, where that saves time"
+        return f"{'refused' if self.share_prefixes is True else 'each row alone'}: {problem}"
 
     def attention_problem(self) -> str | None:
         """What is missing on this machine for `attn_implementation`."""

@@ -183,4 +183,4 @@ def test_sharing_is_refused_by_name_where_it_is_not_exact_and_off_where_it_is_no
     assert load(plain).pairs_per_token == load(plain, share_prefixes=True).pairs_per_token > 0
     assert load(plain, share_prefixes=False).pairs_per_token == 0
     kernel = TorchStrategyConfig(attn_implementation="flash_attention_2", dtype="bfloat16")
-    assert "takes no mask" in str(kernel.sharing_problem("llama"))
+    assert "takes no mask of pairs" in str(kernel.sharing_problem("llama"))
