@@ -10,42 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_family import tiny_model
+from transformers import AutoConfig
 
 from envsdk.algorithms.logits import LogitTransform, token_logprobs_and_entropy
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.packing import Row, make_row, pack
 from envsdk.trainers.training_args import SHARING_MODEL_TYPES, TorchStrategyConfig
-from tests.envsdk.engines.tiny_models import shake
-
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-
-
-def tiny_model(model_type: str, **changes: Any) -> Any:
-    """A random model of this family, norms and biases included."""
-    known = AutoConfig.for_model(model_type).to_dict()
-    shape = {name: value for name, value in _SHAPE.items() if name in known}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **shape | changes)).eval()
-    shake(model, 0.1, 0)
-    return model
 
 
 def rows_of(count: int, *, shared: int = 0, seed: int = 0) -> list[Row]:
