@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
-from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
+from envsdk.algorithms.logits import (
+    LogitTransform,
+    ProjectedTokens,
+    projected_tokens,
+    token_logprobs_and_entropy,
+)
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
@@ -23,18 +29,45 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch, Tree
 from envsdk.trainers.torch_optimizer import dither_of
-from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
+from envsdk.trainers.training_args import TransformersArgs
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
+
+_TRIED = (-1000.0, -30.0, -1.0, 0.0, 0.5, 7.0, 300.0)
+"""Outputs of the head whose logits are looked at."""
+
+
+class _HiddenStates(BaseModelOutput):
+    """What the layers give; all else that families ask for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def transform_of(model: Any, head: nn.Module) -> LogitTransform | None:
+    """How the model makes its logits of the head's products, found by trial; None: in another way."""
+    config, base = model.config.get_text_config(), model.base_model
+    if type(head) is not nn.Linear or head.bias is not None or base is model:
+        return None
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    transform = LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+    products = torch.tensor([[_TRIED]])
+    hidden = _HiddenStates(last_hidden_state=products.new_zeros(1, 1, head.in_features))
+    base.forward, head.forward = lambda *_, **__: hidden, lambda _: products
+    try:
+        logits = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False).logits
+    finally:
+        del base.forward, head.forward
+    return transform if torch.allclose(logits, transform(products.clone())) else None
 
 
 class CausalLM:
     """Weights in float32, without dropout; optionally with a linear value head on the last hidden state.
 
     The vocabulary is projected at the asked positions alone: a hook narrows what enters the output
-    embedding, so whatever a model does to its logits afterwards (scaling, soft-capping) still happens.
-    Where it does nothing, the output embedding gives the scores of tokens instead of their logits.
+    embedding, so whatever a model does to its logits afterwards still happens. Where that is known (nothing,
+    scaling, soft-capping), scores of tokens take the place of logits, of which there are only ever a few.
     """
 
     def __init__(
@@ -63,14 +96,17 @@ class CausalLM:
         self._hidden_NH: Tensor | None = None
         self._project: Callable[[Tensor, Tensor], ProjectedTokens] | None = None
         """Takes hidden states and the output embedding's weight while scores are asked for."""
+        self._scores_1N3: Tensor | None = None
         head = self.model.get_output_embeddings()
+        self.transform = transform_of(self.model, head)
+        """None: logits are kept."""
         head.register_forward_pre_hook(self._keep_asked_positions)
-        is_plain = self.model.config.model_type in PLAIN_MODEL_TYPES
-        self._projects = is_plain and type(head) is nn.Linear and head.bias is None
-        if self._projects:
+        if self.transform is not None:
             head.forward = partial(self._logits_or_scores, head)
-        self.pairs_per_token = self._pairs_per_token() if is_plain else 0.0
-        """See `pack`; 0 where the model's attention takes no mask."""
+            self.model.register_forward_hook(self._put_scores)
+        shares = settings.shares_prefixes(self.model.config.model_type)
+        self.pairs_per_token = self._pairs_per_token() if shares else 0.0
+        """See `pack`; 0 where rows do not share lines."""
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -108,6 +144,8 @@ class CausalLM:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
+        if settings.share_prefixes is True and (problem := settings.sharing_problem(model.config.model_type)):
+            raise ConfigurationError(f"share_prefixes: {problem}; leave it at auto")
         found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
         found.use(settings.precision(stored_dtype(folder)))
         return found
@@ -167,7 +205,7 @@ class CausalLM:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
-        inputs = {} if batch.tree is None else self._mask_and_positions(batch.tree)
+        inputs = {} if batch.tree is None else self._masks_and_positions(batch.tree)
         try:
             with torch.autocast(
                 self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None
@@ -175,7 +213,7 @@ class CausalLM:
                 logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False, **inputs).logits
             hidden_NH = self._hidden_NH
         finally:
-            self._positions_N = self._hidden_NH = None
+            self._positions_N = self._hidden_NH = self._scores_1N3 = None
         assert hidden_NH is not None
         return logits_1NV[0], hidden_NH
 
@@ -185,12 +223,13 @@ class CausalLM:
         """Scores of the targets, and last hidden states `[N, H]`; see `token_logprobs_and_entropy`."""
         targets_N = torch.from_numpy(batch.targets_N).to(self.device)
         settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
-        if not self._projects:
+        if self.transform is None:
             logits_NV, hidden_NH = self.forward(batch)
             tops_N, _ = token_logprobs_and_entropy(logits_NV.detach(), logits_NV.argmax(-1), **settings)
             found = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
             return ProjectedTokens(*found, tops_N), hidden_NH
-        self._project = partial(projected_tokens, ids_N=targets_N, dtype=self.dtype, **settings)
+        settings |= {"ids_N": targets_N, "dtype": self.dtype, "transform": self.transform}
+        self._project = partial(projected_tokens, **settings)
         try:
             scores_N3, hidden_NH = self.forward(batch)
         finally:
@@ -216,27 +255,49 @@ class CausalLM:
     def _logits_or_scores(self, head: nn.Linear, hidden_1NH: Tensor) -> Tensor:
         if self._project is None:
             return nn.functional.linear(hidden_1NH, head.weight)
-        return torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        self._scores_1N3 = torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        return hidden_1NH  # which the model takes for logits
 
-    def _mask_and_positions(self, tree: Tree) -> dict[str, Tensor]:
+    def _put_scores(self, module: nn.Module, inputs: object, output: Any) -> None:
+        if self._scores_1N3 is not None:
+            output.logits = self._scores_1N3
+
+    def _masks_and_positions(self, tree: Tree) -> dict[str, Any]:
         depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)
         ends_BT = torch.from_numpy(tree.ends_BT).to(self.device)
         indices_T = torch.arange(ends_BT.shape[1], device=self.device)
         is_seen_BTT = (indices_T <= indices_T[:, None]) & (indices_T[:, None] < ends_BT[:, None, :])
-        # A number of the forward pass's own type: attention would make one of it in every layer.
-        mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
-        mask_BTT.masked_fill_(~is_seen_BTT, torch.finfo(self.dtype).min)
-        return {"attention_mask": mask_BTT.unsqueeze(1), "position_ids": depths_BT}
+
+        def mask(window: int | None) -> Tensor:
+            is_near_BTT = is_seen_BTT
+            if window is not None:
+                is_near_BTT = is_seen_BTT & (depths_BT[:, :, None] - depths_BT[:, None, :] < window)
+            # A number of the forward pass's own type: attention would make one of it in every layer.
+            mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
+            return mask_BTT.masked_fill_(~is_near_BTT, torch.finfo(self.dtype).min).unsqueeze(1)
+
+        config = self.model.config
+        window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        windows = {"full_attention": None, "sliding_attention": window}
+        masks = {kind: mask(windows[kind]) for kind in set(kinds)} if kinds else mask(window)
+        return {"attention_mask": masks, "position_ids": depths_BT}
 
     def _pairs_per_token(self) -> float:
-        """Operations of a layer for a token, 2 for each weight, over those for a pair, 4 for each channel,
-        which take about twice as long (measured on a CPU)."""
-        config = self.model.config
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
-            return 0.0
-        layer = self.model.base_model.layers[0]
-        return float(sum(p.numel() for p in layer.parameters()) / (4 * layer.self_attn.o_proj.in_features))
+        """Operations of a layer for a token, 2 for each weight that it meets, over those for a pair, 4 for
+        each channel, which take about twice as long (measured on a CPU)."""
+        config, embeddings = self.model.config, self.model.get_input_embeddings().weight
+        counts = (
+            getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
+        )
+        num_experts = next(filter(None, counts), None)
+        share = config.num_experts_per_tok / num_experts if num_experts else 1.0
+        num_met = sum(
+            weight.numel() * (share if ".experts." in name else 1)
+            for name, weight in self.model.base_model.named_parameters()
+            if weight is not embeddings
+        )
+        head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return float(num_met / (4 * config.num_hidden_layers * config.num_attention_heads * head_width))
 
     def _checkpoint_without_dropout(self) -> None:
         # transformers recomputes activations only in training mode, which would also switch dropout on.

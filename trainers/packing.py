@@ -62,6 +62,8 @@ class MicroBatch:
     targets_N: NDArray[np.int64]
     num_real_tokens: int
     """Inputs that are not padding."""
+    num_saved_tokens: int
+    """Inputs of rows that are not computed again: they stand in the line of an earlier row."""
     is_filler: bool = False
     """It repeats a row to keep this rank in step with the others: it counts nowhere and weighs nothing."""
 
@@ -191,4 +193,5 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
         positions_N=np.concatenate(positions),
         targets_N=np.concatenate([rows[index].targets for index in members]),
         num_real_tokens=sum(lengths),
+        num_saved_tokens=sum(shared for line in lines for _, shared in line),
     )

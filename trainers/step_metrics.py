@@ -26,6 +26,8 @@ class StepMetrics:
         """Inputs computed that are not padding."""
         self.num_padded_tokens = 0
         """Inputs computed, padding included."""
+        self.num_saved_tokens = 0
+        """Inputs that rows share with an earlier one, and that were computed there."""
         self._num_left_out = 0
         self._terms: defaultdict[str, float] = defaultdict(float)
         self._sums: defaultdict[str, float] = defaultdict(float)
@@ -55,11 +57,14 @@ class StepMetrics:
         """Add a term of the loss, a scalar; the terms add up to the loss."""
         self._on_device.append((_add_term, name, value))
 
-    def add_micro_batch(self, loss: Tensor, *, num_real_tokens: int, num_padded_tokens: int) -> None:
-        """End a micro-batch with its loss, a scalar, and with the number of inputs it computed."""
+    def add_micro_batch(
+        self, loss: Tensor, *, num_real_tokens: int, num_padded_tokens: int, num_saved_tokens: int = 0
+    ) -> None:
+        """End a micro-batch with its loss, a scalar, and with the number of inputs it computed and saved."""
         self._on_device.append((_add_loss, "", loss))
         self.num_real_tokens += num_real_tokens
         self.num_padded_tokens += num_padded_tokens
+        self.num_saved_tokens += num_saved_tokens
         self._fetch()
 
     def _fetch(self) -> None:
@@ -90,6 +95,7 @@ class StepMetrics:
             merged.loss += part.loss
             merged.num_real_tokens += part.num_real_tokens
             merged.num_padded_tokens += part.num_padded_tokens
+            merged.num_saved_tokens += part.num_saved_tokens
             merged._num_left_out += part._num_left_out
             for name, total in part._terms.items():
                 merged._terms[name] += total
@@ -123,6 +129,7 @@ class StepMetrics:
             "actor/lr": self._learning_rate,
             "actor/num_optimizer_steps": float(len(self._norms)),
             "actor/num_computed_tokens": float(padded),
+            "actor/num_saved_tokens": float(self.num_saved_tokens),
             "actor/padding_fraction": 1 - self.num_real_tokens / padded if padded else 0.0,
             "actor/measured_share": num_measured / num_sampled if num_sampled else 1.0,
             "actor/pg_loss": 0.0,

@@ -197,7 +197,10 @@ class TorchTrainer(PolicyTrainer):
             loss = learn(micro, found)
             loss.backward()  # type: ignore[no-untyped-call]
             found.add_micro_batch(
-                loss, num_real_tokens=micro.num_real_tokens, num_padded_tokens=micro.input_ids_BT.size
+                loss,
+                num_real_tokens=micro.num_real_tokens,
+                num_padded_tokens=micro.input_ids_BT.size,
+                num_saved_tokens=micro.num_saved_tokens,
             )
 
     def _outputs(self, micro: MicroBatch) -> TokenOutputs:

@@ -66,8 +66,14 @@ class LoRAArgs(StrictSettings):
         return self.alpha or 2.0 * self.rank
 
 
-PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
-"""Models that leave their logits as the output embedding gives them, and take a mask and positions."""
+SHARING_MODEL_TYPES = frozenset({
+    "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "granitemoe",
+    "hunyuan_v1_dense", "llama", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo",
+    "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
+})  # fmt: skip
+"""Models that compute the same for a tree of rows as for rows apart, given a mask and positions."""
 
 
 class TransformersArgs(StrictSettings):
@@ -85,6 +91,10 @@ class TransformersArgs(StrictSettings):
     `eager`, or a kernel of the hub such as `kernels-community/flash-attn3`. `auto` is `sdpa`, for which
     PyTorch takes the fastest of its kernels that fits device, precision and head width, and `eager` for
     models that lack it."""
+    share_prefixes: bool | Literal["auto"] = "auto"
+    """Compute what several rows of a micro-batch begin with (the prompt of a group, the common turns of
+    segments) once, where that saves time. `auto`: where model and attention give the same result; true
+    refuses all others; false computes each row alone."""
     lora: LoRAArgs | None = None
     """Train an adapter alone: `rank`, and if need be `alpha` (twice the rank when absent) and
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
@@ -104,9 +114,6 @@ class TransformersArgs(StrictSettings):
         gathered = self.gathered_memory(model, ranks)
         if ranks == 1 and element_bytes < FLOAT32:
             gathered = {"weights in bfloat16": element_bytes * model.num_parameters}
-        logits = {"logits, if every token is scored": model.logit_bytes(num_tokens)}
-        if model.model_type in PLAIN_MODEL_TYPES:
-            logits = {"logits, and gradient of the embeddings": model.score_bytes(num_tokens)}
         # In float32: weights, gradient, two moments.
         return {
             "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
@@ -114,7 +121,7 @@ class TransformersArgs(StrictSettings):
             "activations": model.activation_bytes(
                 num_tokens, element_bytes, recomputed=self.gradient_checkpointing
             ),
-            **logits,
+            "logits, and gradient of the embeddings": model.score_bytes(num_tokens),
         }
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
@@ -147,6 +154,25 @@ class TransformersArgs(StrictSettings):
             lacking = "; eager where the model has none" if self.is_auto_attention else ""
             return f"sdpa: the fastest kernel of PyTorch that fits the device{lacking}"
         return self.attn_implementation
+
+    def sharing_problem(self, model_type: str) -> str | None:
+        """Why rows of this model must not share what they begin with."""
+        if self.attn_implementation not in ("auto", "sdpa", "eager"):
+            return f"{self.attn_implementation} takes no mask of pairs, sdpa and eager do"
+        if model_type not in SHARING_MODEL_TYPES:
+            return f"not known to be exact for model type {model_type}"
+        return None
+
+    def shares_prefixes(self, model_type: str) -> bool:
+        """Whether rows that begin alike may share a line."""
+        return bool(self.share_prefixes) and self.sharing_problem(model_type) is None
+
+    def sharing(self, model_type: str) -> str:
+        """Whether rows share what they begin with, in words."""
+        problem = self.sharing_problem(model_type) if self.share_prefixes else "share_prefixes is false"
+        if problem is None:
+            return "what several rows begin with is computed once, where that saves time"
+        return f"{'refused' if self.share_prefixes is True else 'each row alone'}: {problem}"
 
     def attention_problem(self) -> str | None:
         """What is missing on this machine for `attn_implementation`."""

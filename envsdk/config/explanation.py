@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import is_model_name, known_folder
-from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype
+from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype, stored_model_type
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
@@ -23,6 +23,7 @@ from envsdk.config.plugins import (
     ChoosesAttention,
     ChoosesPrecision,
     SharesOutRanks,
+    SharesPrefixes,
     environment_notes,
     runs_on_several_ranks,
     settings_model,
@@ -303,8 +304,12 @@ def _precision(config: RunConfig, key: str, role: Role, kind: str) -> Iterator[t
     settings = _settings(role, kind)
     folder = known_folder(config.pretrain) or Path(config.pretrain).expanduser()
     is_tiny = config.pretrain == EMBEDDED_DEFAULT
-    if isinstance(settings, ChoosesPrecision) and (is_tiny or is_model_folder(folder)):
+    if not is_tiny and not is_model_folder(folder):
+        return
+    if isinstance(settings, ChoosesPrecision):
         yield f"{key} dtype", str(settings.precision("float32" if is_tiny else stored_dtype(folder)))
+    if isinstance(settings, SharesPrefixes):
+        yield f"{key} prefixes", settings.sharing("qwen3" if is_tiny else stored_model_type(folder))
 
 
 def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:

@@ -96,6 +96,15 @@ class SharesOutRanks(Protocol):
 
 
 @runtime_checkable
+class SharesPrefixes(Protocol):
+    """Strategy settings of a trainer that can compute once what several rows begin with."""
+
+    def sharing(self, model_type: str) -> str:
+        """Whether it does with this model, in words."""
+        ...
+
+
+@runtime_checkable
 class ChoosesAttention(Protocol):
     """Strategy settings of a trainer that runs its model with one of several kernels of attention."""
 

@@ -26,7 +26,7 @@ TRAINING = {
     "adam_epsilon": 1e-5,
 }
 MEGATRON_ON_CPU = "tests.trainers.megatron.cpu_trainer:MegatronOnCpu"
-OWN_TO_A_LAYOUT = {"actor/num_computed_tokens", "actor/padding_fraction"}
+OWN_TO_A_LAYOUT = {"actor/num_computed_tokens", "actor/num_saved_tokens", "actor/padding_fraction"}
 TIMES = {"actor/step_time_s", "sft/step_time_s"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from plays import Call, Played, assert_close, play, play_on
 from ranks import RankError, need_gpus, run_ranks
+from tiny_family import tiny_model
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank, TrainSequence
@@ -87,6 +89,36 @@ def test_three_steps_are_those_of_the_torch_trainer(
     assert found[1]["actor/measured_share"] < 1
     weights_moved = max(np.abs(found[-1][name] - found[3][name]).max() for name in found[-1])
     assert weights_moved > 1e-3
+
+
+def test_ranks_share_prefixes_and_hold_no_logits_of_a_model_that_caps_them(
+    make_config, make_sequences, tmp_path
+) -> None:
+    tiny_model("gemma2", final_logit_softcapping=3.0, sliding_window=8).save_pretrained(tmp_path)
+    prompt = np.arange(1, 51, dtype=np.int32) % 7
+    sequences = [
+        dataclasses.replace(each, ids=np.concatenate([prompt, each.ids])[: len(each.ids)] % 60)
+        for each in make_sequences(10)
+    ]
+    calls: list[Call] = [
+        ("train_step", TrainBatch(step=0, sequences=sequences)),
+        ("logprobs", ids_of(sequences)),
+        ("weights",),
+    ]
+    training = {"adam_epsilon": 1e-5, "max_tokens_per_microbatch": 100}
+    algorithm = {"entropy_loss_coef": 0.1, "temperature": 0.7}
+    played = [
+        play_(
+            make_config(model=tmp_path, algorithm=algorithm, training_args=training, strategy_config=each),
+            calls,
+        )
+        for play_, each in (
+            (partial(play, "torch"), {"share_prefixes": False}),
+            (partial(play_on_fsdp2, 2), {"share_prefixes": True}),
+        )
+    ]
+    assert_close(*played, tolerance=2e-6)
+    assert played[1][0]["actor/num_saved_tokens"] > 0
 
 
 @pytest.mark.parametrize(

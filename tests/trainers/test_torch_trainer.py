@@ -9,6 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from plays import OWN_TO_A_LAYOUT
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -107,7 +108,7 @@ def test_micro_batches_of_any_size_make_the_same_step(mode, make_config, make_se
             np.testing.assert_allclose(gradient, trainers[0][name], rtol=0, atol=1e-6, err_msg=name)
     for other in metrics[1:]:
         for name, value in metrics[0].items():
-            if name not in TIMES and name not in ("actor/num_computed_tokens", "actor/padding_fraction"):
+            if name not in TIMES and name not in OWN_TO_A_LAYOUT:
                 assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
@@ -169,7 +170,10 @@ def test_the_step_is_the_one_autograd_makes_one_sequence_at_a_time(
         np.testing.assert_allclose(ours[name], parameter.detach().numpy(), rtol=0, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("strategy", [{}, {"attn_implementation": "eager"}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "strategy",
+    [{}, {"attn_implementation": "eager"}, {"gradient_checkpointing": True}, {"lora": {"rank": 2}}],
+)
 @pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
 def test_sequences_that_share_a_line_make_the_step_they_make_apart(
     folder, strategy, make_config, make_sequences, request
@@ -184,24 +188,25 @@ def test_sequences_that_share_a_line_make_the_step_they_make_apart(
         for index, sequence in enumerate(make_sequences(9))
     ]
     batch, gradients, metrics = TrainBatch(step=0, sequences=sequences), [], []
-    for pairs_per_token in (0.0, 1e6):
+    for shares in (False, True):
         trainer = TorchTrainer.create(
             make_config(
                 model=request.getfixturevalue(folder),
                 algorithm={"entropy_loss_coef": 0.1},
                 training_args={"max_grad_norm": None},
-                strategy_config=strategy,
+                strategy_config=strategy | {"share_prefixes": shares},
             )
         )
-        assert trainer.model.pairs_per_token > 0
-        trainer.model.pairs_per_token = pairs_per_token
+        assert (trainer.model.pairs_per_token > 0) == shares
+        trainer.model.pairs_per_token *= 1e6  # as if attention cost nothing
         packed = trainer._pack([row for each in sequences if (row := make_row(each.ids, each.response_mask))])
-        assert any(micro.tree is not None for micro in packed) == (pairs_per_token > 0)
+        assert any(micro.tree is not None for micro in packed) == shares
         gradients.append(_gradients_of_one_step(trainer, batch, metrics))
     for name, gradient in gradients[1].items():
         np.testing.assert_allclose(gradient, gradients[0][name], rtol=0, atol=1e-5, err_msg=name)
     for name in ("actor/entropy", "actor/loss", "actor/logprob_gap_max"):
         assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4, abs=1e-6)
+    assert metrics[0]["actor/num_saved_tokens"] == 0 < metrics[1]["actor/num_saved_tokens"]
 
 
 def test_reinforcement_raises_the_probability_of_the_rewarded_arm(make_config) -> None:

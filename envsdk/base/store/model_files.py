@@ -176,6 +176,14 @@ def stored_dtype(folder: Path) -> str:
         return _NO_DTYPE
 
 
+def stored_model_type(folder: Path) -> str:
+    """The family that config.json names, such as `qwen3`; `unknown` where it names none."""
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "unknown"
+
+
 def _dtype(config: Mapping[str, Any]) -> str:
     sections = (config.get("text_config") or {}, config)
     named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))
