@@ -168,7 +168,12 @@ class GenericDecoder(Decoder[GenericWeights]):
 
 
 def _with_all_experts(parts: list[Tensor], num_experts: int) -> Tensor:
-    """One kind of matrix of every expert, then the next kind; the kinds lie below each other."""
+    """One kind of matrix of every expert, then the next kind; the kinds lie below each other.
+
+    A single part is a weight that has another name on disk.
+    """
+    if len(parts) == 1:
+        return parts[0]
     kinds = [torch.stack(parts[at : at + num_experts]) for at in range(0, len(parts), num_experts)]
     return torch.cat(kinds, 1)
 
