@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
+from envsdk.base.store.language_model import load_language_model
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
@@ -94,12 +94,10 @@ class CausalLM:
             raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = load_language_model(
                 folder,
                 dtype=torch.float32,
                 attn_implementation=None if settings.is_auto_attention else settings.attn_implementation,
-                local_files_only=True,
-                trust_remote_code=False,
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error

@@ -84,13 +84,45 @@ FAMILIES: dict[str, Callable[[Shape], Any]] = {
     "mixtral": lambda shape: transformers.MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2),
 }
 """Configurations by name."""
+_TOWER: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16}
+_SIGLIP = {**_TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+WITH_TOWERS: dict[str, Callable[[Shape], Any]] = {
+    "qwen3_5": lambda shape: transformers.Qwen3_5Config(
+        text_config={**shape, **_HYBRID},
+        vision_config={
+            **_TOWER,
+            "depth": 1,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+        },
+    ),
+    "gemma3": lambda shape: transformers.Gemma3Config(
+        text_config={**shape, **_ALTERNATING}, vision_config=_SIGLIP, mm_tokens_per_image=4
+    ),
+    "gemma4": lambda shape: transformers.Gemma4Config(
+        text_config={**shape, **_ALTERNATING, "hidden_size_per_layer_input": 0, "pad_token_id": 0},
+        vision_config={**_TOWER, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+    ),
+    "mistral3": lambda shape: transformers.Mistral3Config(
+        text_config={**shape, "model_type": "mistral"}, vision_config={**_SIGLIP, "model_type": "pixtral"}
+    ),
+}
+"""Configurations of models that also see images, by name."""
 MIXTURES = tuple(name for name in FAMILIES if "moe" in name or name in ("gpt_oss", "mixtral"))
 
 
 def make_family(name: str, seed: int = 0) -> Any:
     """Weights and buffers are random all over."""
-    torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name](_SHAPE)).eval()
+    return shaken(transformers.AutoModelForCausalLM.from_config(FAMILIES[name](_SHAPE)), seed)
+
+
+def make_with_tower(name: str, seed: int = 0) -> Any:
+    return shaken(transformers.AutoModelForImageTextToText.from_config(WITH_TOWERS[name](_SHAPE)), seed)
+
+
+def shaken(model: Any, seed: int) -> Any:
+    model.eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for _, value in model.state_dict().items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers.core_model_loading import revert_weight_conversion
 
+from envsdk.base.store.language_model import load_language_model
 from envsdk.contracts.failures import EngineError
 from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
 
@@ -180,11 +181,7 @@ def _with_all_experts(parts: list[Tensor], num_experts: int) -> Tensor:
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
     """The model in a Hugging Face folder."""
-    from transformers import AutoModelForCausalLM
-
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
+        return load_language_model(folder, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"{folder} cannot be loaded by transformers: {error}") from error
