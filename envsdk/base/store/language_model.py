@@ -43,6 +43,7 @@ def load_language_model(folder: Path, **options: Any) -> Any:
         # The files show it: what a configuration says of the whole model may be missing in its part.
         text.tie_word_embeddings |= not any(name.endswith(_HEAD) for name in names)
         options |= {"config": text, "key_mapping": _own_names(names, text.model_type)}
+    model: Any
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what it says of weights that are missing or left over is said here
     try:
