@@ -43,15 +43,15 @@ def load_language_model(folder: Path, **options: Any) -> Any:
         # The files show it: what a configuration says of the whole model may be missing in its part.
         text.tie_word_embeddings |= not any(name.endswith(_HEAD) for name in names)
         options |= {"config": text, "key_mapping": _own_names(names, text.model_type)}
-    model: Any
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what it says of weights that are missing or left over is said here
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, output_loading_info=True, **local, **options
         )
     finally:
         logging.set_verbosity(level)
+    model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise ValueError(
             f"its files lack {len(missing)} weights of {type(model).__name__}, such as {missing[0]}"
