@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
+from envsdk.base.store.expert_choice import ExpertChoice
 from envsdk.base.store.language_model import load_language_model
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
@@ -71,6 +72,7 @@ class CausalLM:
             head.forward = partial(self._logits_or_scores, head)
         self.pairs_per_token = self._pairs_per_token() if is_plain else 0.0
         """See `pack`; 0 where the model's attention takes no mask."""
+        self._choice: ExpertChoice | None = None
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -149,6 +151,15 @@ class CausalLM:
         """What it computes attention with, in words."""
         return attention_of(self.model, dtype=self.dtype, device=self.device)
 
+    def replay_routing(self) -> None:
+        """Routers choose the experts of each batch from now on. ConfigurationError where there are none."""
+        self._choice = ExpertChoice(self.model)
+        if self._choice.num_routers == 0:
+            raise ConfigurationError(
+                f"train_infer_correction.routing_replay: a {self.model.config.model_type} model has no "
+                "router that chooses between experts; leave it out"
+            )
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, under its Hugging Face name; the head's as `value_head.*`."""
         yield from self.model.named_parameters()
@@ -165,6 +176,11 @@ class CausalLM:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
+        if self._choice is not None:
+            experts = batch.experts_BTRK
+            self._choice.replay(
+                None if experts is None else torch.from_numpy(experts).flatten(0, 1).to(self.device)
+            )
         inputs = {} if batch.tree is None else self._mask_and_positions(batch.tree)
         try:
             with torch.autocast(

@@ -63,6 +63,8 @@ class TorchTrainer(PolicyTrainer):
         super().__init__(config, algorithm)
         self.model = model
         self.training = training
+        if algorithm.train_infer_correction.routing_replay:
+            model.replay_routing()
         self._optimizer = Optimizer(
             ((name, parameter) for name, parameter in model.parameters() if parameter.requires_grad),
             [model.model.get_input_embeddings(), model.model.get_output_embeddings()],

@@ -114,10 +114,12 @@ MIXTURES = tuple(name for name in FAMILIES if "moe" in name or name in ("gpt_oss
 
 def make_family(name: str, seed: int = 0) -> Any:
     """Weights and buffers are random all over."""
+    torch.manual_seed(seed)
     return shaken(transformers.AutoModelForCausalLM.from_config(FAMILIES[name](_SHAPE)), seed)
 
 
 def make_with_tower(name: str, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
     return shaken(transformers.AutoModelForImageTextToText.from_config(WITH_TOWERS[name](_SHAPE)), seed)
 
 

@@ -77,6 +77,7 @@ class EmbeddedCore(Core):
             logit_changes=True,
             top_logprobs=True,
             prompt_logprobs=True,
+            routed_experts=decoder.routes,
             lora=True,
             progress=True,
         )
