@@ -110,6 +110,7 @@ def worker_setups(
             engines_return=True,
             driver_files=driver_files or DriverFiles(),
             shares_prompts=config.shares_prompts,
+            records_experts=split != VAL_SPLIT and config.algorithm.train_infer_correction.routing_replay,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },

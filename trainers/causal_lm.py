@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
@@ -24,6 +23,8 @@ from envsdk.algorithms.logits import (
 )
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
+from envsdk.base.store.expert_choice import ExpertChoice
+from envsdk.base.store.language_model import load_language_model
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
@@ -107,6 +108,7 @@ class CausalLM:
         shares = settings.shares_prefixes(self.model.config.model_type)
         self.pairs_per_token = self._pairs_per_token() if shares else 0.0
         """See `pack`; 0 where rows do not share lines."""
+        self._choice: ExpertChoice | None = None
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -130,12 +132,10 @@ class CausalLM:
             raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = load_language_model(
                 folder,
                 dtype=torch.float32,
                 attn_implementation=None if settings.is_auto_attention else settings.attn_implementation,
-                local_files_only=True,
-                trust_remote_code=False,
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
@@ -189,6 +189,15 @@ class CausalLM:
         """What it computes attention with, in words."""
         return attention_of(self.model, dtype=self.dtype, device=self.device)
 
+    def replay_routing(self) -> None:
+        """Routers choose the experts of each batch from now on. ConfigurationError where there are none."""
+        self._choice = ExpertChoice(self.model)
+        if self._choice.num_routers == 0:
+            raise ConfigurationError(
+                f"train_infer_correction.routing_replay: a {self.model.config.model_type} model has no "
+                "router that chooses between experts; leave it out"
+            )
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, under its Hugging Face name; the head's as `value_head.*`."""
         yield from self.model.named_parameters()
@@ -205,6 +214,11 @@ class CausalLM:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
+        if self._choice is not None:
+            experts = batch.experts_BTRK
+            self._choice.replay(
+                None if experts is None else torch.from_numpy(experts).flatten(0, 1).to(self.device)
+            )
         inputs = {} if batch.tree is None else self._masks_and_positions(batch.tree)
         try:
             with torch.autocast(

@@ -152,8 +152,10 @@ class PolicyTrainer(Trainer):
         tally.add_step(*(self._value_head_step() if critic_only else self._optimizer_step()))
         return tally
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        return self._score_all_tokens(sequences, ScoreKind.LOGPROBS)
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+    ) -> list[NDArray[np.float32]]:
+        return self._score_all_tokens(sequences, ScoreKind.LOGPROBS, experts)
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
         """Aligned with `logprobs`: entry t is the value of the tokens before t, the state in which token t
@@ -170,9 +172,16 @@ class PolicyTrainer(Trainer):
             rows.add_proximal(index, logprobs)
 
     def _score_all_tokens(
-        self, sequences: Sequence[NDArray[np.int32]], kind: ScoreKind
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        kind: ScoreKind,
+        experts: Sequence[NDArray[np.int16] | None] = (),
     ) -> list[NDArray[np.float32]]:
-        rows = [make_row(ids, np.ones(len(ids), np.int8)) for ids in sequences]
+        given = experts or [None] * len(sequences)
+        rows = [
+            make_row(ids, np.ones(len(ids), np.int8), each)
+            for ids, each in zip(sequences, given, strict=True)
+        ]
         results = [np.zeros(len(ids), np.float32) for ids in sequences]
         filled = [index for index, row in enumerate(rows) if row is not None]
         scores = self._score([row for row in rows if row is not None], kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -62,6 +63,8 @@ class TorchTrainer(PolicyTrainer):
         super().__init__(config, algorithm)
         self.model = model
         self.training = training
+        if algorithm.train_infer_correction.routing_replay:
+            model.replay_routing()
         self._optimizer = Optimizer(
             ((name, parameter) for name, parameter in model.parameters() if parameter.requires_grad),
             [model.model.get_input_embeddings(), model.model.get_output_embeddings()],
@@ -96,7 +99,7 @@ class TorchTrainer(PolicyTrainer):
         return {"attention": self.model.attention, "products": str(self.model.precision)}
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
+        """Each weight once, float32, as `save_pretrained` would store it; not the value head.
 
         A tied output embedding comes under the input embedding's name alone. Experts that are one tensor
         in memory come one by one, as they are on disk. An adapter is merged in.
@@ -114,7 +117,9 @@ class TorchTrainer(PolicyTrainer):
     def _stored(self, place: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Weights under the names they have on disk, each first put where `place` puts it."""
         model = self.model.model
-        for name, tensor in self._without_adapter(model.named_parameters()):
+        state = model.state_dict()
+        buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in state)
+        for name, tensor in self._without_adapter(chain(model.named_parameters(), buffers)):
             yield from revert_weight_conversion(model, {name: place(tensor.detach())}).items()
 
     def use_average(self, is_used: bool) -> None:

@@ -55,7 +55,11 @@ class BatchRows:
 
     def __init__(self, batch: TrainBatch, args: AlgorithmArgs, *, seed: int, with_values: bool) -> None:
         self._args = args
-        self.rows = [make_row(sequence.ids, sequence.response_mask) for sequence in batch.sequences]
+        replays = args.train_infer_correction.routing_replay
+        self.rows = [
+            make_row(sequence.ids, sequence.response_mask, sequence.experts if replays else None)
+            for sequence in batch.sequences
+        ]
         all_needed = (
             with_values
             or args.kl_loss_coef > 0
@@ -176,6 +180,14 @@ def check_sequences(
             required["reference_logprobs"] = sequence.reference_logprobs
         if with_values:
             required["returns"] = sequence.returns
+        if args.train_infer_correction.routing_replay:
+            if sequence.experts is None:
+                raise TrainerError(
+                    f"sequence {index} of trajectory {sequence.trajectory_id} has no recorded experts, which "
+                    "train_infer_correction.routing_replay needs: its engine or its agent told of none; play "
+                    "with those that do, or set routing_replay: false"
+                )
+            required["experts"] = sequence.experts
         for name, values in required.items():
             if values is None:
                 raise TrainerError(f"sequence {index} has no {name}, which the loss needs")

@@ -37,6 +37,8 @@ class TrainSequence:
     """Under the frozen reference model, where KL is asked for."""
     old_values: NDArray[np.float32] | None = None
     """Value head's predictions before the first step on this batch (`gae`)."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: see `TokenArrays.experts`. None: not recorded."""
     trajectory_id: str | None = None
     """The segments of one trajectory share it: they are one in a mean over sequences, and
     are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
@@ -105,8 +107,13 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0."""
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+    ) -> list[NDArray[np.float32]]:
+        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0.
+
+        `experts` are those of each sequence, as in `TrainSequence`, where routing is replayed.
+        """
 
     @abstractmethod
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

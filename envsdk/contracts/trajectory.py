@@ -74,6 +74,9 @@ class TokenArrays:
     """Log-probability (nats) under the policy that sampled the token; 0 where the mask is 0."""
     versions: NDArray[np.int32]
     """Weight publication that sampled the token; `NO_VERSION` where the mask is 0."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: the experts that each router of a mixture chose for the token
+    as an input; -1 where that was not recorded. None where it was of no token."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,7 +96,7 @@ _UNVERSIONED = array("i", (NO_VERSION,))
 class TokenLog:
     """Append-only log of one sequence, owned by one env manager."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_versions")
+    __slots__ = ("_experts", "_ids", "_logprobs", "_mask", "_versions")
 
     def __init__(self) -> None:
         # 13 bytes a token, copied as one block: a long log is read in every turn.
@@ -101,6 +104,8 @@ class TokenLog:
         self._mask = array("b")
         self._logprobs = array("f")
         self._versions = array("i")
+        self._experts: list[tuple[int, NDArray[np.int16]]] = []
+        """In the order of time: of the tokens from one on."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -109,6 +114,11 @@ class TokenLog:
     def num_sampled(self) -> int:
         """Tokens of the replies so far."""
         return sum(self._mask)
+
+    @property
+    def num_routed(self) -> int:
+        """Of how many of the first tokens the experts are recorded."""
+        return sum(len(experts) for _, experts in self._experts)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -125,9 +135,16 @@ class TokenLog:
         self._versions += _UNVERSIONED * count
 
     def append_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[VersionSpan]
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[VersionSpan],
+        experts: NDArray[np.int16] | None = None,
     ) -> None:
-        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap."""
+        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap.
+
+        `experts` are of the tokens from the `num_routed`-th to the one before the last, prompts included.
+        """
         if len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens but {len(logprobs)} log-probabilities")
         sampled, given_logprobs, versions = array("i", ids), array("f", logprobs), array("i")
@@ -141,9 +158,16 @@ class TokenLog:
         self._mask += _SAMPLED * len(sampled)
         self._logprobs += given_logprobs
         self._versions += versions
+        if experts is not None:
+            self._experts.append((len(self._ids) - 1 - len(experts), experts))
 
     def extend(self, other: TokenLog, start: int) -> None:
         """Append the tokens of another log from `start` on."""
+        shift = len(self._ids) - start
+        for begin, experts in other._experts:
+            new = experts[max(0, start - begin) :]
+            if len(new):
+                self._experts.append((max(begin, start) + shift, new))
         self._ids += other._ids[start:]
         self._mask += other._mask[start:]
         self._logprobs += other._logprobs[start:]
@@ -156,7 +180,16 @@ class TokenLog:
             response_mask=np.array(self._mask, np.int8),
             behavior_logprobs=np.array(self._logprobs, np.float32),
             versions=np.array(self._versions, np.int32),
+            experts=self._all_experts(),
         )
+
+    def _all_experts(self) -> NDArray[np.int16] | None:
+        if not self._experts:
+            return None
+        found = np.full((len(self._ids), *self._experts[0][1].shape[1:]), -1, np.int16)
+        for start, experts in self._experts:
+            found[start : start + len(experts)] = experts
+        return found
 
 
 class FinishReason(StrEnum):
@@ -366,9 +399,9 @@ _TASK, _TURNS, _TOKENS = map(_TRAJECTORY.names.index, ("task", "turns", "tokens"
 _COLUMNS = {"ids": np.int32, "response_mask": np.int8, "behavior_logprobs": np.float32, "versions": np.int32}
 
 
-def _packed(tokens: TokenArrays) -> tuple[bytes, ...]:
+def _packed(tokens: TokenArrays) -> tuple[Any, ...]:
     columns = ((getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items())
-    return tuple(column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
+    return *(column.astype(dtype, copy=False).tobytes() for column, dtype in columns), tokens.experts
 
 
 def _unpickled(*values: Any) -> Trajectory:
@@ -376,6 +409,8 @@ def _unpickled(*values: Any) -> Trajectory:
     row[_TASK] = _TASKS.make(row[_TASK])
     row[_TURNS] = type(row[_TURNS])(_TURN.make(turn) for turn in row[_TURNS])
     if row[_TOKENS] is not None:
-        columns = zip(_COLUMNS.items(), row[_TOKENS], strict=True)
-        row[_TOKENS] = TokenArrays(**{name: np.frombuffer(data, dtype) for (name, dtype), data in columns})
+        *packed, experts = row[_TOKENS]
+        columns = zip(_COLUMNS.items(), packed, strict=True)
+        arrays = {name: np.frombuffer(data, dtype) for (name, dtype), data in columns}
+        row[_TOKENS] = TokenArrays(**arrays, experts=experts)
     return _TRAJECTORY.make(row)

@@ -66,6 +66,9 @@ class GenerationRequest:
     """Lower runs earlier, where the engine is able."""
     stream: bool = False
     """Its tokens are delivered as they come. Engines need not read this: the link to the engine does."""
+    experts_from: int | None = None
+    """Tell the experts that were chosen for the tokens from this one on, of an engine with the ability
+    `routed_experts`; None: of none."""
     survives_weight_update: bool = False
     """A pause in mode `abort` does not end it: it could only restart, and has done so too often."""
 
@@ -111,6 +114,9 @@ class GenerationResult:
     """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
     prompt_scores: PromptScores | None = None
     """Where `prompt_logprobs` are asked for and the reply is complete."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: of the prompt's and the sampled tokens from the request's
+    `experts_from` to the one before the last, which was no input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +164,8 @@ class EngineAbilities:
     """Tells the likeliest tokens of each position; an engine that cannot answers with an error."""
     prompt_logprobs: bool = False
     """Scores prompts; an engine that cannot answers with an error."""
+    routed_experts: bool = False
+    """Tells the experts that a mixture chose; an engine that cannot answers with an error."""
     lora: bool = False
     """Takes weights that are a LoRA adapter; see `WeightReference`."""
     logprobs: bool = True

@@ -31,6 +31,8 @@ def why_impossible(
         return EngineFailure(f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1")
     if problem := out_of_range(request.sampling):
         return EngineFailure(problem)
+    if request.experts_from is not None and not abilities.routed_experts:
+        return _lacks("routed_experts", "does not tell which experts a mixture chose, or its model is none")
     return _why_unable(request.sampling, abilities) or _why_unstructured(request.sampling, abilities)
 
 

@@ -23,7 +23,7 @@ from envsdk.contracts.trainer import TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, recorded_experts, token_ids
 from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
@@ -271,7 +271,9 @@ class AgenticPipeline:
         if trainers.reference is not None:
             reference_logprobs = await call(trainers.reference.logprobs(ids))
         if args.init_kl_coef > 0:
-            logprobs = await call(trainers.actor.logprobs(ids))
+            replays = args.train_infer_correction.routing_replay
+            experts = recorded_experts(trajectories) if replays else ()
+            logprobs = await call(trainers.actor.logprobs(ids, experts))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)

@@ -76,6 +76,12 @@ def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> 
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids
 
 
+def recorded_experts(trajectories: Sequence[Trajectory]) -> list[NDArray[np.int16] | None]:
+    """Those of each segment of which `token_ids` gives the ids."""
+    tokens = [segment.tokens for segment in segments_of(trajectories)]
+    return [each.experts for each in tokens if each is not None]
+
+
 def segments_of(trajectories: Sequence[Trajectory]) -> list[Segment]:
     """The segments of all trajectories, in their order."""
     return [segment for trajectory in trajectories for segment in trajectory.segments()]
@@ -167,6 +173,7 @@ def _sequence(
         proximal_logprobs=_at(scores.logprobs, index),
         reference_logprobs=_at(scores.reference_logprobs, index),
         old_values=None if values is None else values[:-1],
+        experts=tokens.experts,
         trajectory_id=trajectory.trajectory_id,
     )
 

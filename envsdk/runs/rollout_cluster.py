@@ -20,6 +20,7 @@ import ray
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
@@ -112,6 +113,8 @@ class RolloutCluster:
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
         await self.call(self.engines.start())
+        if self.config.algorithm.train_infer_correction.routing_replay:
+            await self.call(self._check_that_experts_are_told())
         await self.call(self.opponents.start())
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
@@ -121,6 +124,17 @@ class RolloutCluster:
             self._watching.append(asyncio.ensure_future(NodeWatch(self._node_leaves).run()))
         if any(manager.has_worker_range for manager in (config.train_env_manager, config.val_env_manager)):
             self._watching.append(asyncio.ensure_future(self._tell_of_full_engines()))
+
+    async def _check_that_experts_are_told(self) -> None:
+        abilities = await asyncio.gather(
+            *(actor.abilities.remote() for actor in self.engines.actors.values())
+        )
+        if not all(ability.routed_experts for ability in abilities):
+            raise ConfigurationError(
+                "train_infer_correction.routing_replay: the engine of actor_infer does not tell which "
+                "experts a mixture chose, or its model is none; `embedded` does, and `vllm` with "
+                "strategy_config.enable_return_routed_experts: true"
+            )
 
     async def _tell_of_full_engines(self) -> None:
         """Schedulers add no workers meanwhile."""

@@ -136,8 +136,12 @@ class TrainerGroup:
         metrics: dict[str, float] = await self._on_all("train_step", ray.put(batch))
         return metrics
 
-    async def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences))
+    async def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+    ) -> list[NDArray[np.float32]]:
+        scores: list[NDArray[np.float32]] = await self._on_all(
+            "logprobs", ray.put(sequences), ray.put(experts)
+        )
         return scores
 
     async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

@@ -70,8 +70,10 @@ class TrainerHost(FileServer):
         """Metrics of the step."""
         return self._trainer.train_step(batch)
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
-        scores = self._trainer.logprobs(sequences)
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+    ) -> Scores | None:
+        scores = self._trainer.logprobs(sequences, *([experts] if experts else ()))
         return scores if self._is_reporting_rank else None
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:

@@ -21,6 +21,7 @@ from envsdk.engines.vllm.staged_weights import Handle, read_staged
 class _Reply:
     draw: np.random.Generator
     options: Mapping[str, Any]
+    num_prompt_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[SimpleNamespace] = field(default_factory=list)
@@ -36,7 +37,16 @@ class _Reply:
             logprobs=flat,
             weight_versions=list(self.spans),
             finish_reason=self.finish_reason,
+            routed_experts=self.routed_experts,
         )
+
+    @property
+    def routed_experts(self) -> np.ndarray | None:
+        """Token, layer and choice tell what an expert is; of the last token there are none."""
+        if (start := self.options.get("routed_experts_prompt_start")) is None:
+            return None
+        tokens = np.arange(start, self.num_prompt_tokens + len(self.token_ids) - 1, dtype=np.uint8)
+        return tokens[:, None, None] % 4 + np.zeros((2, 2), np.uint8)
 
 
 class ScriptedBackend:
@@ -74,7 +84,7 @@ class ScriptedBackend:
     ) -> Any:
         self.salts.append(cache_salt)
         seed = options["seed"] if options["temperature"] else 0
-        reply = self._replies[request_id] = _Reply(np.random.default_rng(seed), options)
+        reply = self._replies[request_id] = _Reply(np.random.default_rng(seed), options, len(prompt_ids))
         self._record(computed=len(prompt_ids))
         while reply.finish_reason is None:
             await asyncio.sleep(self._token_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,27 @@ def test_a_pause_survives_an_update(folder: Path) -> None:
         assert [span.version for span in (await running).version_spans] == [0, 1]
 
     run(engine, test)
+
+
+def test_the_experts_that_vllm_tells_come_with_the_reply_from_the_token_asked_for(folder: Path) -> None:
+    async def scenario() -> None:
+        found = await engine.submit(replace(request("one"), experts_from=2))
+        assert found.experts is not None
+        assert found.experts[:, 1, 1].tolist() == [2, 3, 0, 1, 2]  # of 4 + 4 tokens, not the last
+        assert (await engine.submit(request("other"))).experts is None
+
+    engine = engine_on(ScriptedBackend(), folder, enable_return_routed_experts=True)
+    run(engine, scenario)
+
+
+def test_a_vllm_that_was_not_told_to_tell_experts_is_not_asked_for_them(folder: Path) -> None:
+    async def scenario() -> None:
+        found = await engine.submit(replace(request("one"), experts_from=0))
+        assert found.finish_reason is FinishReason.ERROR
+        assert found.error.startswith("routed_experts: ")
+
+    engine = engine_on(ScriptedBackend(), folder)
+    run(engine, scenario)
 
 
 def test_when_vllm_dies_every_request_and_the_health_say_so(folder: Path) -> None:

@@ -102,6 +102,11 @@ class MegatronTrainer(PolicyTrainer):
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
         algorithm, training, strategy = validated_settings(config, MegatronStrategyConfig)
+        if algorithm.train_infer_correction.routing_replay:
+            raise ConfigurationError(
+                "train_infer_correction.routing_replay: strategy megatron_train does not replay experts; "
+                "take fsdp2_train or torch, or leave it out"
+            )
         cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)

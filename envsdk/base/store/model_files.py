@@ -116,6 +116,12 @@ def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
 
 
+def weight_names(folder: Path) -> Iterator[str]:
+    """Names in the `*.safetensors` files, which have no problem."""
+    for _, tensors in _headers(folder):
+        yield from tensors.keys() - {"__metadata__"}
+
+
 def model_sizes(folder: Path) -> ModelSizes:
     """Sizes of the model in a folder, from its headers alone. LookupError that says what they lack."""
     try:

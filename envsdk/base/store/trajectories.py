@@ -14,6 +14,7 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -141,7 +142,7 @@ _OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
     "roles": ("role", pa.string(), ""),
 }
 """Columns with a value for each turn: the attribute that each one holds, its type and its default."""
-_LATER = ("follows", "roles", "seats")
+_LATER = ("follows", "roles", "seats", "experts")
 """Columns that files of earlier versions do not have."""
 
 
@@ -224,6 +225,19 @@ def _token_column(name: str) -> Column:
     return Column(name, list_type, array, is_nullable=True)
 
 
+def _experts(trajectories: Rows) -> pa.Array:
+    logs = (trajectory.tokens for trajectory in trajectories)
+    return pa.array([None if log is None else _npy(log.experts) for log in logs], pa.binary())
+
+
+def _npy(array: NDArray[Any] | None) -> bytes | None:
+    if array is None:
+        return None
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
 _PLAIN = (
     *("trajectory_id", "group_id", "seed", "success", "final_observation"),
     *("started_at", "ended_at", "generate_s", "env_s", "worker"),
@@ -253,6 +267,7 @@ COLUMNS = (
     _each("worker", pa.string()),
     *map(_column_of_turns, ("follows", "roles")),
     Column("seats", _SEATS, _seat_lists, is_nullable=True),
+    Column("experts", pa.binary(), _experts, is_nullable=True),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -451,6 +466,8 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
 
 def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
     columns = {attribute: _arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
+    experts = batch.column("experts").to_pylist() if "experts" in batch.schema.names else [None] * len(batch)
+    columns["experts"] = [None if npy is None else np.load(io.BytesIO(npy)) for npy in experts]
     return [
         None if arrays[0] is None else TokenArrays(**dict(zip(columns, arrays, strict=True)))
         for arrays in zip(*columns.values(), strict=True)

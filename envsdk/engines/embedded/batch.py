@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
@@ -64,6 +65,8 @@ class _Row:
     spans: list[VersionSpan] = field(default_factory=list)
     """Closed ones; the open span started where the last of these ends."""
     prompt_scores: PromptScores | None = None
+    experts: list[NDArray[np.int16]] = field(default_factory=list)
+    """What a mixture's routers chose for its tokens, as they were computed first."""
     tops: list[TopTokens] = field(default_factory=list)
     """Likeliest tokens at the place of each sampled token, where the request asks for the likeliest ones."""
 
@@ -72,6 +75,11 @@ class _Row:
         """Whether each of its steps is more than drawing a token."""
         sampling = self.request.sampling
         return self.guide is not None or sampling.changes is not None or sampling.top_logprobs > 0
+
+    def routed(self, end: int) -> NDArray[np.int16] | None:
+        """The experts of the tokens before the `end`-th that the request asks for."""
+        start = self.request.experts_from
+        return None if start is None or not self.experts else np.concatenate(self.experts)[start:end]
 
     def top(self, start: int) -> TopTokens | None:
         """At the sampled positions from the `start`-th on."""
@@ -247,6 +255,7 @@ class Batch:
         self.num_prefilled_tokens += sum(len(row) for row in ids) - sum(past)
         logits = self._decoder.prefill(first, ids, past, want_logits=True)
         assert logits is not None
+        _note(self._rows[first:], self._decoder.experts())
         for request, leader in followers:
             self._decoder.move(leader, self._take_slot(request), len(request.prompt_ids))
         if followers:
@@ -334,6 +343,7 @@ class Batch:
             self._begin()
         assert self._plan is not None
         logits = self._decoder.decode(self._tokens)
+        _note(self._rows, self._decoder.experts())
         sampled = sample(self._shaped(0, logits), self._next_uniforms(0), self._plan)
         self._tokens = sampled.tokens_B
         return self._record(0, sampled)
@@ -455,6 +465,7 @@ class Batch:
             error=error,
             top=row.top(0),
             prompt_scores=row.prompt_scores,
+            experts=row.routed(length - 1),
         )
 
     def _close_span(self, row: _Row, length: int) -> None:
@@ -524,6 +535,11 @@ class Batch:
         was_free = [slot in self._free for slot in pair]
         for slot, free in zip(swapped, was_free, strict=True):
             (self._free.add if free else self._free.discard)(slot)
+
+
+def _note(rows: Sequence[_Row], experts: Sequence[NDArray[np.int16]]) -> None:
+    for row, new in zip(rows, experts, strict=False):
+        row.experts.append(new)
 
 
 def empty_result(request_id: str, reason: FinishReason, error: str = "") -> GenerationResult:

@@ -38,6 +38,8 @@ class Decoder(ABC, Generic[WeightsT]):
     device: torch.device
     caches: bool
     """Whether slots really hold keys and values, so that a prefix can be reused."""
+    routes = False
+    """Whether the model is a mixture of experts, whose choices `experts` tells."""
 
     @abstractmethod
     def build(self, tensors: Tensors) -> WeightsT:
@@ -78,6 +80,11 @@ class Decoder(ABC, Generic[WeightsT]):
     @abstractmethod
     def decode(self, tokens: Tensor) -> Tensor:
         """One step: `tokens` `[rows]` are the rows' last tokens; logits `[rows, vocab_size]` follow them."""
+
+    def experts(self) -> list[NDArray[np.int16]]:
+        """Of each row in the last `decode`, or `prefill` with logits: what routers chose for the tokens that
+        have become known since, `[num_tokens, num_routers, num_chosen]`. Empty unless it `routes`."""
+        return []
 
     @abstractmethod
     def move(self, source: int, target: int, length: int) -> None:

@@ -77,6 +77,7 @@ class EmbeddedCore(Core):
             logit_changes=True,
             top_logprobs=True,
             prompt_logprobs=True,
+            routed_experts=decoder.routes,
             lora=True,
             progress=True,
         )
@@ -306,7 +307,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
-    limit = getattr(model_config, "max_position_embeddings", None)
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and config.sequence_length > limit:
         raise ConfigurationError(
             f"sequence_length is {config.sequence_length}, but the model in {folder} was made for at most "

@@ -12,7 +12,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -30,9 +30,15 @@ from envsdk.engines.engine import (
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
-from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
+from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, ROUTED_EXPERTS, VLLMSettings, end_token
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
-from envsdk.engines.vllm.translate import read_output, read_progress, sampling_options, why_refused
+from envsdk.engines.vllm.translate import (
+    read_experts,
+    read_output,
+    read_progress,
+    sampling_options,
+    why_refused,
+)
 from envsdk.engines.vllm.weight_transfer import WeightsOnCard
 from envsdk.weights.folders import optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
@@ -67,6 +73,7 @@ class VLLMCore(TaskCore):
             logit_changes=True,
             lora=settings.enable_lora,
             progress=True,
+            routed_experts=bool((settings.model_extra or {}).get(ROUTED_EXPERTS)),
             processed_logprobs=settings.logprobs == "sampling",
         )
         self.max_open = config.max_running
@@ -107,12 +114,19 @@ class VLLMCore(TaskCore):
             output = await self._backend.generate(
                 request.request_id,
                 request.prompt_ids.tolist(),
-                sampling_options(request.sampling, room=self._sequence_length - len(request.prompt_ids)),
+                sampling_options(
+                    request.sampling,
+                    room=self._sequence_length - len(request.prompt_ids),
+                    experts_from=request.experts_from,
+                ),
                 priority=request.priority,
                 # A prefix computed under older weights has another salt, so it is not found.
                 cache_salt=str(self._version) if self._settings.kv_after_update == "keep" else None,
             )
-            reply.answer(read_output(request.request_id, output))
+            result = read_output(request.request_id, output)
+            if request.experts_from is not None:
+                result = replace(result, experts=read_experts(request, output.outputs[0]))
+            reply.answer(result)
         finally:
             self._in_vllm.discard(reply)
 

@@ -22,9 +22,12 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 _FINISH_REASONS = {str(reason): reason for reason in FinishReason if reason is not FinishReason.ERROR}
 
 
-def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
+def sampling_options(
+    sampling: SamplingParams, *, room: int, experts_from: int | None = None
+) -> dict[str, Any]:
     """Arguments of vLLM's `SamplingParams`; `room` is what the context leaves for the reply, in tokens."""
     return {
+        **({} if experts_from is None else {"routed_experts_prompt_start": experts_from}),
         "max_tokens": min(sampling.max_new_tokens, room),
         **sampling.shape(),
         **change_options(sampling.changes or LogitChanges()),
@@ -102,6 +105,22 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
         finish_reason=reason,
         error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
     )
+
+
+def read_experts(request: GenerationRequest, completion: Any) -> NDArray[np.int16] | None:
+    """The experts that the request asks for: vLLM's are of every layer. None where nothing was sampled.
+
+    ValueError where it told of others.
+    """
+    num_tokens = len(completion.token_ids)
+    if request.experts_from is None or num_tokens == 0:
+        return None
+    asked_for = len(request.prompt_ids) + num_tokens - 1 - request.experts_from
+    told = completion.routed_experts
+    if told is None or len(told) != asked_for:
+        found = "none" if told is None else len(told)
+        raise ValueError(f"vLLM told the experts of {found} tokens, asked for {asked_for}")
+    return np.asarray(told).astype(np.int16)
 
 
 def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelta | None:
