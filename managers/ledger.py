@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from envsdk.algorithms.task_samplers.contract import load_sampler, saved_state
 from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_groups import OpenGroups
-from envsdk.managers.ledger_parts import Group, TaskSampler
+from envsdk.managers.ledger_parts import Group, TagOrder
 from envsdk.managers.ledger_types import (
     Batch,
     CancelReason,
@@ -143,9 +144,18 @@ class Ledger:
         return self.advance(now)
 
     def finished(
-        self, lease_id: int, now: float, *, oldest_version: int | None, failed: bool = False
+        self,
+        lease_id: int,
+        now: float,
+        *,
+        oldest_version: int | None,
+        failed: bool = False,
+        success: bool = False,
+        reward: float = 0.0,
     ) -> list[Command]:
         """An episode ended and its slot is free. `oldest_version` is None when no token was sampled.
+
+        `success` and `reward` are for the task sampler, where the configuration has one.
 
         The report of a lease that has already ended frees the slot and is discarded. A repeated report
         changes nothing.
@@ -154,6 +164,7 @@ class Ledger:
         is_first_report = groups.pool.free(lease_id)
         member = groups.running.get(lease_id)
         if member is not None:
+            member.outcome = (success, reward)
             groups.record(member, CancelReason.EPISODE_FAILED if failed else None, oldest_version)
         elif is_first_report or lease_id not in groups.finished:
             end = LeaseEnd.FAILED if lease_id in groups.finished else LeaseEnd.CANCELLED
@@ -213,11 +224,12 @@ class Ledger:
 
 
 class OwnTasks:
-    """Starts the tasks of the run's own list, up to the capacity."""
+    """Starts the tasks of the run's own list, which `config.task_sampler` chooses, up to the capacity."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self.sampler = TaskSampler(config.tag_weights, config.split)
+        self.order = TagOrder(config.tag_weights, config.split)
+        self.sampler = load_sampler(config.task_sampler, self.order)
         self.next_group_id = 0
         self.num_in_training = 0
         """Groups of the batch that the trainer consumes."""
@@ -234,6 +246,14 @@ class OwnTasks:
         for _ in range(self.max_open() - len(groups.open)):
             groups.add(self.next_group_id, self.sampler.next_task())
             self.next_group_id += 1
+
+    def restore(self, state: LedgerState) -> None:
+        """Continue from a saved state."""
+        self.next_group_id = state.next_group_id
+        if self._config.max_wait_share is not None and state.alpha is not None:
+            self.set_depth(min(state.alpha, self._config.staleness_bound))
+        self.order.restore(state.cursors, state.shares, state.tag_weights)
+        self.sampler = load_sampler(self._config.task_sampler, self.order, state.task_sampler)
 
     def max_open(self) -> int:
         """How many groups may be open now."""
@@ -265,18 +285,19 @@ class RolloutLedger(Ledger):
         """For a checkpoint: a ledger made from it continues without playing a delivered task again."""
         ends = {str(end): count for end, count in self.groups.ends.items()}
         ends[LeaseEnd.CANCELLED.value] += self.counts.open
-        sampler = self._tasks.sampler
+        tasks = self._tasks
         return LedgerState(
             version=self.version,
-            next_group_id=self._tasks.next_group_id,
+            next_group_id=tasks.next_group_id,
             next_lease_id=self.groups.next_lease_id,
-            cursors=dict(sampler.cursors),
-            shares=dict(sampler.shares),
+            cursors=dict(tasks.order.cursors),
+            shares=dict(tasks.order.shares),
             tag_weights=dict(self.config.tag_weights),
             ends=ends,
             unfinished=self.groups.unfinished,
             alpha=self.alpha,
             dropped=self._dropped_with_batch,
+            task_sampler=None if self.config.task_sampler is None else saved_state(tasks.sampler),
         )
 
     def publish(self, version: int, now: float) -> list[Command]:
@@ -322,6 +343,9 @@ class RolloutLedger(Ledger):
         if self._tasks.num_in_training >= config.groups_per_batch:
             self._drop_what_cannot_be_delivered()
         self._dropped_with_batch = groups.take_dropped()
+        # Not as each group ends: what is drawn for a synchronous batch does not depend on who was faster.
+        for group in groups.take_over().values():
+            self._tasks.sampler.observe(group)
         return batch, self.advance(now)
 
     def _oldest_version(self, group: Group) -> int:
@@ -337,14 +361,11 @@ class RolloutLedger(Ledger):
             self.groups.sweep(self.groups.open.values(), self.config.min_version(self.version + 1))
 
     def _restore(self, state: LedgerState) -> None:
-        groups, tasks = self.groups, self._tasks
+        groups = self.groups
         groups.version = state.version
         groups.next_lease_id = state.next_lease_id
         groups.ends = {end: state.ends[end.value] for end in LeaseEnd}
-        tasks.next_group_id = state.next_group_id
-        if self.config.max_wait_share is not None and state.alpha is not None:
-            tasks.set_depth(min(state.alpha, self.config.staleness_bound))
-        tasks.sampler.restore(state.cursors, state.shares, state.tag_weights)
+        self._tasks.restore(state)
         for group in state.unfinished:
             if group.tag in self.config.tag_weights:
                 task = Task(tag=group.tag, split=self.config.split, index=group.index)

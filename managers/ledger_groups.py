@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_parts import Group, GroupMember, ProgressGuard, SlotPool, Status
 from envsdk.managers.ledger_types import (
@@ -51,6 +52,8 @@ class OpenGroups:
         self.finished: dict[int, GroupMember] = {}
         """Members by lease: those that finished (valid or failed), and neither delivered nor discarded."""
         self._dropped: list[DroppedGroup] = []
+        self._over: dict[int, PlayedGroup] = {}
+        """Groups that are over, until the task sampler has seen them."""
         self.ends = dict.fromkeys(LeaseEnd, 0)
         self.next_lease_id = 0
         self._next_finish = 0
@@ -181,6 +184,7 @@ class OpenGroups:
         for lease_id in delivered.lease_ids:
             del self.finished[lease_id]
         self.ends[LeaseEnd.DELIVERED] += group.num_valid
+        self._end_group(group, has_outcome=True)
         del self.open[group.group_id]
         del self.ready[group.group_id]
         return delivered
@@ -193,14 +197,30 @@ class OpenGroups:
         self._dropped.append(
             DroppedGroup(group_id=group.group_id, tag=task.tag, index=task.index, reason=str(reason))
         )
+        self._end_group(group, has_outcome=reason is CancelReason.REJECTED)
         for member in group.members:
             end = LeaseEnd.CANCELLED if member.status is Status.RUNNING else finished_end
             self._vacate(member, end, reason)
+
+    def take_over(self) -> dict[int, PlayedGroup]:
+        """The groups that are over since the last call, by id, in the order in which they were started."""
+        over, self._over = self._over, {}
+        return dict(sorted(over.items()))
 
     def take_dropped(self) -> tuple[DroppedGroup, ...]:
         """The groups that were dropped since the last call."""
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
+
+    def _end_group(self, group: Group, *, has_outcome: bool) -> None:
+        if self._config.task_sampler is not None:
+            valid = [member.outcome for member in group.members if member.status is Status.VALID]
+            outcomes = [outcome for outcome in valid if outcome is not None and has_outcome]
+            self._over[group.group_id] = PlayedGroup(
+                task=group.task,
+                successes=[success for success, _ in outcomes],
+                rewards=[reward for _, reward in outcomes],
+            )
 
     def _settle(self, group: Group) -> None:
         """After a change: complete the group, or play its failed members again if too few can be valid."""

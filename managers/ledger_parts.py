@@ -1,9 +1,9 @@
-"""Parts of the ledger: the choice of the next task, the free slots, and the check for a stall."""
+"""Parts of the ledger: the order of tags and tasks, the free slots, and the check for a stall."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -43,6 +43,8 @@ class GroupMember:
     finish_order: int = -1
     deadline: float = 0.0
     """On the ledger's clock, which stops while suspended."""
+    outcome: tuple[bool, float] | None = None
+    """Success and reward of the finished episode, where a task sampler asks for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,27 +68,35 @@ class Group:
         return run_limits.version_of_group(member.oldest_version for member in self.members)
 
 
-class TaskSampler:
-    """Chooses the next task: from the tag furthest behind its share, by index from 0 within each tag.
+class TagOrder:
+    """The usual order: the tag furthest behind its share comes next, and of each tag the index from 0 on.
 
-    The choice ignores run-time events, so a slow tag gets the same share as a fast one.
+    The order ignores run-time events, so a slow tag gets the same share as a fast one.
     """
 
     def __init__(self, weights: Mapping[str, int], split: str) -> None:
         self._weights = dict(weights)
-        self._split = split
+        self.split = split
         self.cursors = dict.fromkeys(weights, 0)
         """Next index per tag. May contain tags of an earlier configuration."""
         self.shares = dict.fromkeys(weights, 0)
         """Tasks started per tag since the weights last changed."""
 
-    def next_task(self) -> Task:
-        """The next task; advances the tag's cursor."""
+    @property
+    def tags(self) -> Sequence[str]:
+        """All of them."""
+        return list(self._weights)
+
+    def next_tag(self) -> str:
+        """The next tag; counts towards its share."""
         tag = min(self._weights, key=lambda tag: self.shares[tag] / self._weights[tag])
-        task = Task(tag=tag, split=self._split, index=self.cursors[tag])
-        self.cursors[tag] += 1
         self.shares[tag] += 1
-        return task
+        return tag
+
+    def next_index(self, tag: str) -> int:
+        """The next index of the tag."""
+        self.cursors[tag] += 1
+        return self.cursors[tag] - 1
 
     def restore(
         self, cursors: Mapping[str, int], shares: Mapping[str, int], weights: Mapping[str, int]

@@ -83,5 +83,11 @@ class LedgerShell(Generic[AnyLedger]):
             member=lease.member,
             task=task,
             seed=task.seed(seed),
-            policy_seed=task.policy_seed(seed, member=lease.member, attempt=lease.attempt),
+            policy_seed=task.policy_seed(
+                seed,
+                member=lease.member,
+                attempt=lease.attempt,
+                # A task that is played again is to be played otherwise.
+                visit=0 if self.ledger.config.task_sampler is None else lease.group_id,
+            ),
         )

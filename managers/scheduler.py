@@ -213,7 +213,10 @@ class Scheduler(Generic[AnyLedger]):
         if failure is not None and failure.boundary is Boundary.CONFIGURATION and not ledger.counts.delivered:
             self.background.fail(ConfigurationError(failure.message))
         is_failed, oldest = failure is not None, trajectory.oldest_version
-        self.shell.execute(ledger.finished(lease_id, now, oldest_version=oldest, failed=is_failed))
+        outcome: dict[str, Any] = {}
+        if ledger.config.task_sampler is not None:
+            outcome = {"success": trajectory.success, "reward": trajectory.total_reward}
+        self.shell.execute(ledger.finished(lease_id, now, oldest_version=oldest, failed=is_failed, **outcome))
 
     def decided(self, command: Command) -> None:
         """Carry out a command that concerns results."""

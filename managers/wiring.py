@@ -21,6 +21,7 @@ from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
+from envsdk.managers.task_choice import sampler_config
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
@@ -164,6 +165,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
         episode_deadline_s=manager.episode_deadline_s,
         max_group_attempts=manager.max_group_attempts,
         max_fruitless_batches=max(FRUITLESS_BATCHES, 1 + filtered_batches),
+        task_sampler=sampler_config(config),
     )
 
 

@@ -28,6 +28,7 @@ from pydantic import (
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry, as_entry
 from envsdk.base.display.scores import MAX_FAILED_SHARE
 from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
@@ -170,6 +171,13 @@ class RunConfig(AlgorithmKeys, Section):
     max_filtered_groups: PositiveInt | None = None
     """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
     absent."""
+
+    task_sampler: Annotated[TaskSamplerEntry, BeforeValidator(as_entry)] = Field(
+        default_factory=TaskSamplerEntry
+    )
+    """Which tasks training plays: `uniform` (each tag by its share, its tasks in order), `weighted`,
+    `difficulty`, `learnability`, `easy_to_hard`, `prioritized`, an entry point in `envsdk.task_samplers`, or
+    `package.module:Class`. By name, or as a section with `name` and the sampler's settings."""
 
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are

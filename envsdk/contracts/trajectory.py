@@ -49,9 +49,13 @@ class Task:
         """Seed of the environment's `reset`, in [0, 2**31)."""
         return stable_seed(run_seed, self.split, self.tag, self.index)
 
-    def policy_seed(self, run_seed: int, *, member: int, attempt: int) -> int:
-        """Seed with which one member of the task's group samples, in [0, 2**31)."""
-        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt)
+    def policy_seed(self, run_seed: int, *, member: int, attempt: int, visit: int = 0) -> int:
+        """Seed with which one member of the task's group samples, in [0, 2**31).
+
+        `visit` tells apart the groups that play the task, where several do.
+        """
+        visits = (visit,) if visit else ()
+        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt, *visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
