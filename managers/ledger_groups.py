@@ -184,7 +184,7 @@ class OpenGroups:
         for lease_id in delivered.lease_ids:
             del self.finished[lease_id]
         self.ends[LeaseEnd.DELIVERED] += group.num_valid
-        self._end_group(group, has_outcome=True)
+        self._end_group(group)
         del self.open[group.group_id]
         del self.ready[group.group_id]
         return delivered
@@ -197,7 +197,7 @@ class OpenGroups:
         self._dropped.append(
             DroppedGroup(group_id=group.group_id, tag=task.tag, index=task.index, reason=str(reason))
         )
-        self._end_group(group, has_outcome=reason is CancelReason.REJECTED)
+        self._end_group(group, reason)
         for member in group.members:
             end = LeaseEnd.CANCELLED if member.status is Status.RUNNING else finished_end
             self._vacate(member, end, reason)
@@ -212,10 +212,12 @@ class OpenGroups:
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
 
-    def _end_group(self, group: Group, *, has_outcome: bool) -> None:
-        if self._config.task_sampler is not None:
+    def _end_group(self, group: Group, reason: CancelReason | None = None) -> None:
+        """Tell the task sampler; a group that was dropped has no results, unless a filter rejected it."""
+        if self._config.task_sampler is not None and reason is not CancelReason.UNASSIGNED:
+            counts = reason in (None, CancelReason.REJECTED)
             valid = [member.outcome for member in group.members if member.status is Status.VALID]
-            outcomes = [outcome for outcome in valid if outcome is not None and has_outcome]
+            outcomes = [outcome for outcome in valid if outcome is not None and counts]
             self._over[group.group_id] = PlayedGroup(
                 task=group.task,
                 successes=[success for success, _ in outcomes],
