@@ -67,8 +67,8 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
         "bots/bots",
         (
             f"{_WORKFLOW}=bots_math_boxed_workflow",
-            "buffer.explorer_input.taskset.task_selector={selector_type: difficulty_based, feature_keys: [a], "
-            "kwargs: {m: 16, lamb: 0.1, target_reward: 0.5, tau: 0, do_sample: true}}",
+            "buffer.explorer_input.taskset.task_selector={selector_type: difficulty_based, "
+            "feature_keys: [a], kwargs: {m: 16, target_reward: 0.5, tau: 0, do_sample: true}}",
             "data_processor.experience_pipeline.operators=[{name: pass_rate_calculator}]",
         ),
     ),
