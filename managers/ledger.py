@@ -21,7 +21,8 @@ docs/ledger.md lists the promises that the ledger keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from envsdk.algorithms.task_samplers.contract import load_sampler, saved_state
 from envsdk.contracts.trajectory import Task
@@ -271,6 +272,8 @@ class RolloutLedger(Ledger):
     ) -> None:
         self._tasks = tasks or OwnTasks(config)
         super().__init__(config, self._tasks.start)
+        if config.keeps_shares:
+            self.groups.on_drop = self._tasks.order.give_back
         self._dropped_with_batch: tuple[DroppedGroup, ...] = ()
         """Before the last batch and after the one before it."""
         if state is not None:
@@ -327,14 +330,12 @@ class RolloutLedger(Ledger):
                 f"cannot take {num_trajectories} trajectories: it must be a positive multiple of group_size "
                 f"{config.group_size} and at most {self._tasks.capacity} groups"
             )
-        if len(groups.ready) < num_groups:
+        if self._chosen(num_groups) is None:
             return None, []
         groups.sweep(groups.ready.values(), config.min_version(self.version))
-        if len(groups.ready) < num_groups:
+        chosen = self._chosen(num_groups)
+        if chosen is None:
             return None, self.advance(now)
-
-        # The sort is stable: among groups of the same age, those that completed first are chosen.
-        chosen = sorted(groups.ready.values(), key=self._oldest_version)[:num_groups]
         # In the order of their tasks, so that a synchronous run does not depend on which episode was faster.
         chosen.sort(key=lambda group: group.group_id)
         batch = Batch(version=self.version, groups=tuple(groups.deliver(group) for group in chosen))
@@ -347,6 +348,24 @@ class RolloutLedger(Ledger):
         for group in groups.take_over().values():
             self._tasks.sampler.observe(group)
         return batch, self.advance(now)
+
+    def _chosen(self, num_groups: int) -> list[Group] | None:
+        """The oldest ready groups, of each tag its share where that is kept; None while there are too few."""
+        groups = self.groups
+        # The sort is stable: among groups of the same age, those that completed first are chosen.
+        ready = sorted(groups.ready.values(), key=self._oldest_version)
+        if len(ready) < num_groups:
+            return None
+        if self.config.keeps_shares:
+            num_open = Counter(group.task.tag for group in groups.open.values())
+            due = self._tasks.order.due(num_groups, num_open)
+            first = [group for tag, number in due.items() for group in _of_tag(ready, tag)[:number]]
+            may_start = len(groups.open) < self._tasks.max_open()
+            if len(first) < num_groups and (may_start or due <= num_open):
+                return None
+            # A smaller depth may have left no place for a tag: others make up for it.
+            ready = first + [group for group in ready if group not in first]
+        return ready[:num_groups]
 
     def _oldest_version(self, group: Group) -> int:
         oldest = group.oldest_version
@@ -370,3 +389,7 @@ class RolloutLedger(Ledger):
             if group.tag in self.config.tag_weights:
                 task = Task(tag=group.tag, split=self.config.split, index=group.index)
                 groups.add(group.group_id, task, group.attempt)
+
+
+def _of_tag(groups: Sequence[Group], tag: str) -> list[Group]:
+    return [group for group in groups if group.task.tag == tag]

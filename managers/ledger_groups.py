@@ -11,7 +11,7 @@ results is collected in `commands`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.contracts.trajectory import Task
@@ -57,6 +57,8 @@ class OpenGroups:
         self.ends = dict.fromkeys(LeaseEnd, 0)
         self.next_lease_id = 0
         self._next_finish = 0
+        self.on_drop: Callable[[str], None] = lambda tag: None
+        """Called with the tag of each group that is dropped."""
 
     @property
     def counts(self) -> LedgerCounts:
@@ -198,6 +200,7 @@ class OpenGroups:
             DroppedGroup(group_id=group.group_id, tag=task.tag, index=task.index, reason=str(reason))
         )
         self._end_group(group, reason)
+        self.on_drop(task.tag)
         for member in group.members:
             end = LeaseEnd.CANCELLED if member.status is Status.RUNNING else finished_end
             self._vacate(member, end, reason)

@@ -89,8 +89,23 @@ class TagOrder:
 
     def next_tag(self) -> str:
         """The next tag; counts towards its share."""
-        tag = min(self._weights, key=lambda tag: self.shares[tag] / self._weights[tag])
-        self.shares[tag] += 1
+        return self._next_of(self.shares)
+
+    def give_back(self, tag: str) -> None:
+        """A group of this tag counts no longer: another one takes its place."""
+        self.shares[tag] -= 1
+
+    def due(self, num_groups: int, num_open: Mapping[str, int]) -> Counter[str]:
+        """How many groups of each tag come next after those that were delivered, that is, are not open.
+
+        They are the first of those that `next_tag` started, so none of them is waited for in vain.
+        """
+        shares = {tag: self.shares[tag] - num_open.get(tag, 0) for tag in self._weights}
+        return Counter(self._next_of(shares) for _ in range(num_groups))
+
+    def _next_of(self, shares: dict[str, int]) -> str:
+        tag = min(self._weights, key=lambda tag: shares[tag] / self._weights[tag])
+        shares[tag] += 1
         return tag
 
     def next_index(self, tag: str) -> int:

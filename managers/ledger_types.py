@@ -53,6 +53,8 @@ class LedgerConfig(run_limits.Staleness):
     delivery. No key of the YAML file sets it; `managers.wiring` derives it from `max_filtered_groups`."""
     task_sampler: SamplerConfig | None = None
     """Who chooses the tasks; None: they come in order."""
+    keeps_shares: bool = False
+    """Each batch has its share of each tag (`batch_mixture: stratified`), and waits for it."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, message: str) -> None:

@@ -166,6 +166,7 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
         max_group_attempts=manager.max_group_attempts,
         max_fruitless_batches=max(FRUITLESS_BATCHES, 1 + filtered_batches),
         task_sampler=sampler_config(config),
+        keeps_shares=config.batch_mixture == "stratified",
     )
 
 

@@ -179,6 +179,11 @@ class RunConfig(AlgorithmKeys, Section):
     `difficulty`, `learnability`, `easy_to_hard`, `prioritized`, an entry point in `envsdk.task_samplers`, or
     `package.module:Class`. By name, or as a section with `name` and the sampler's settings."""
 
+    batch_mixture: Literal["as_finished", "stratified"] = "as_finished"
+    """Which groups a batch takes: those that are complete first, or of each tag its share by
+    `num_groups_partition`, for which it waits. Shares that are no whole groups come out over several
+    batches."""
+
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are
     fetched once; or `embedded_default`: the tiny policy described by `warm_start`."""

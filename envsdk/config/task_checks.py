@@ -1,4 +1,4 @@
-"""Checks of which tasks are played: the task sampler."""
+"""Checks of which tasks are played: the task sampler, the shares of tags."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def task_problems(config: RunConfig) -> Iterator[Problem]:
     if not isinstance(args, ScoredArgs):
         return
     tags = config.train_env_manager.tags
+    if args.choose != "tasks" and config.batch_mixture == "stratified":
+        yield Problem(
+            ("batch_mixture",),
+            f"stratified keeps the share of each tag, but task_sampler {entry.name} with "
+            f"choose: {args.choose} chooses tags; set choose: tasks, or as_finished",
+        )
     counts = args.num_tasks if isinstance(args.num_tasks, Mapping) else {}
     for key, names in {"num_tasks": counts, "weights": getattr(args, "weights", {})}.items():
         for name in names:

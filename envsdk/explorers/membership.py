@@ -60,12 +60,14 @@ def terms_of(config: RunConfig) -> Terms:
 def selection_of(config: RunConfig) -> Selection:
     """How the trainer chooses among ready groups."""
     keys = config.buffer.trainer_input.experience_buffer
+    is_stated = config.batch_mixture == "stratified" and not keys.mixture
+    stated = config.train_env_manager.groups_per_tag if is_stated else {}
     return Selection(
         order=keys.selection,
         max_uses=keys.max_uses,
         cool_down_steps=keys.cool_down_steps,
-        mixture=keys.mixture,
-        mixture_by=keys.mixture_by,
+        mixture=keys.mixture or stated,
+        mixture_by="tag" if is_stated else keys.mixture_by,
     )
 
 
