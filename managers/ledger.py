@@ -151,12 +151,12 @@ class Ledger:
         *,
         oldest_version: int | None,
         failed: bool = False,
-        success: bool = False,
+        success: bool | None = None,
         reward: float = 0.0,
     ) -> list[Command]:
         """An episode ended and its slot is free. `oldest_version` is None when no token was sampled.
 
-        `success` and `reward` are for the task sampler, where the configuration has one.
+        `success` and `reward` are for the task sampler; None where they say nothing of the task as it is.
 
         The report of a lease that has already ended frees the slot and is discarded. A repeated report
         changes nothing.
@@ -165,7 +165,7 @@ class Ledger:
         is_first_report = groups.pool.free(lease_id)
         member = groups.running.get(lease_id)
         if member is not None:
-            member.outcome = (success, reward)
+            member.outcome = None if success is None else (success, reward)
             groups.record(member, CancelReason.EPISODE_FAILED if failed else None, oldest_version)
         elif is_first_report or lease_id not in groups.finished:
             end = LeaseEnd.FAILED if lease_id in groups.finished else LeaseEnd.CANCELLED

@@ -328,6 +328,8 @@ class LedgerState:
     """What was dropped between the last two batches. A record: a restart has no use for it."""
     task_sampler: Mapping[str, Any] | None = None
     """What the task sampler has learned; None where tasks come in order."""
+    prefixes: Mapping[str, Any] | None = None
+    """What prefix sampling has learned: the scheduler's."""
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""

@@ -51,10 +51,10 @@ class BufferOrder:
     def save(self) -> None:
         """Nobody else gets the indexes that were given."""
         for tag, number in self._next.items():
-            change = cursors.update().where(cursors.c.tag == tag).values(next_index=number)
             if self._first[tag] is None:
-                change = cursors.insert().values(tag=tag, next_index=number)
-            self._tx.execute(change)
+                self._tx.execute(cursors.insert().values(tag=tag, next_index=number))
+            else:
+                self._tx.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=number))
             self._first[tag] = number
 
 

@@ -29,6 +29,7 @@ from pydantic import (
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
 from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry, as_entry
+from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
 from envsdk.base.display.scores import MAX_FAILED_SHARE
 from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
@@ -183,6 +184,11 @@ class RunConfig(AlgorithmKeys, Section):
     """Which groups a batch takes: those that are complete first, or of each tag its share by
     `num_groups_partition`, for which it waits. Shares that are no whole groups come out over several
     batches."""
+
+    prefix_sampling: PrefixArgs | None = None
+    """Where groups begin: those of tags that nearly always fail from a replayed part of a successful episode,
+    those that always pass from one of a failed episode, so long that about half of them pass. Absent: all
+    begin at the beginning."""
 
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are

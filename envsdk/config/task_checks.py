@@ -1,4 +1,4 @@
-"""Checks of which tasks are played: the task sampler, the shares of tags."""
+"""Checks of which tasks are played, and from where: the task sampler, shares of tags, prefixes, curricula."""
 
 from __future__ import annotations
 
@@ -9,22 +9,73 @@ from pydantic import ValidationError
 from envsdk.algorithms.task_samplers.contract import sampler_class
 from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs, WeightedArgs
 from envsdk.base.settings.nearest import suggest
-from envsdk.base.settings.problems import Problem
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.models import RunConfig
-from envsdk.config.plugins import environment_spec
+from envsdk.config.plugins import environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.contracts.failures import ConfigurationError
 
 
 def task_problems(config: RunConfig) -> Iterator[Problem]:
-    """What a sampler cannot do with the tasks of this run; wrong settings of its own are told elsewhere."""
+    """What samplers and prefixes cannot do with the tasks of this run; wrong settings are told elsewhere."""
     entry = config.task_sampler
     try:
         args = sampler_class(entry.name).settings.model_validate(dict(entry.args))
     except (ConfigurationError, ValidationError):
         return
-    if not isinstance(args, ScoredArgs):
+    yield from _replayed_tags(config, returns=args.returns_to_tasks)
+    for tag, custom in config.custom_envs.items():
+        path: KeyPath = ("custom_envs", tag, "turn_curriculum")
+        if custom.turn_curriculum is not None and not _plays_by_turns(config, tag):
+            yield Problem(path, "is for turns that the TrajEnvManager plays: leave it out")
+    if isinstance(args, ScoredArgs):
+        yield from _sampled_tags(config, args)
+
+
+def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
+    if (prefixes := config.prefix_sampling) is None:
         return
+    path: KeyPath = ("prefix_sampling",)
+    if config.mode != "both":
+        yield Problem(
+            path, f"is for `mode: both`: the programs of a job (mode: {config.mode}) share no episodes"
+        )
+    if prefixes.source == "own" and not returns:
+        yield Problem(
+            (*path, "source"),
+            f"own replays episodes of the same task, and task_sampler {config.task_sampler.name} returns to "
+            "none: take a sampler that does (name: learnability, num_tasks: 256), or source: oracle",
+        )
+    for tag in config.train_env_manager.tags:
+        custom = config.custom_envs.get(tag)
+        try:
+            if custom is None or not (spec := environment_spec(custom.env_type)):
+                continue
+            found = getattr(environment_class(spec), "abilities", None)
+        except ConfigurationError:
+            continue
+        if (
+            not _plays_by_turns(config, tag)
+            or custom.context != "append"
+            or custom.players
+            or spec.max_steps == 1
+        ):
+            yield Problem(
+                path,
+                f"tag `{tag}` cannot begin in the middle: it needs several turns, the TrajEnvManager, "
+                "context: append and one player",
+            )
+        elif prefixes.source == "oracle" and found is not None and "oracle" not in found():
+            yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")
+
+
+def _plays_by_turns(config: RunConfig, tag: str) -> bool:
+    own = config.custom_envs[tag].env_manager_cls
+    return (own or config.train_env_manager.env_manager_cls) == "TrajEnvManager"
+
+
+def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
+    entry = config.task_sampler
     tags = config.train_env_manager.tags
     if args.choose != "tasks" and config.batch_mixture == "stratified":
         yield Problem(

@@ -86,9 +86,7 @@ def columns(value: Any, place: Place) -> Ours:
 
 def selector(value: Any, place: Place) -> Ours:
     """The order of the rows, and who chooses among them."""
-    features, given = (
-        place.beside(name) or default for name, default in (("feature_keys", []), ("kwargs", {}))
-    )
+    features, given = place.beside("feature_keys", default=[]), place.beside("kwargs", default={})
     if value in ("sequential", "shuffle", "random"):
         return {} if is_played(place) else {f"{_FILES}.shuffle": value != "sequential"}
     if is_played(place):
