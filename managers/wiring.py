@@ -21,7 +21,8 @@ from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
-from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
+from envsdk.managers.task_choice import sampler_config
+from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup, TurnCurriculum
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 
@@ -92,6 +93,7 @@ def worker_setups(
             setup,
             with_state_hashes=with_state_hashes,
             blueprint=replace(setup.blueprint, trains=split != VAL_SPLIT),
+            turn_curriculum=None if split == VAL_SPLIT else _turn_curriculum(config, tag),
         )
         for tag, setup in tag_setups(config, manager).items()
     }
@@ -117,6 +119,13 @@ def worker_setups(
         )
         for index, worker_slots in enumerate(slots)
     }
+
+
+def _turn_curriculum(config: RunConfig, tag: str) -> TurnCurriculum | None:
+    given = config.custom_envs[tag].turn_curriculum
+    if given is None:
+        return None
+    return TurnCurriculum(start=given.start, add=given.add, every=given.every * config.num_train_groups)
 
 
 def _slots(manager: EnvManagerArgs, split: str) -> list[dict[str, str]]:
@@ -165,6 +174,8 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
         episode_deadline_s=manager.episode_deadline_s,
         max_group_attempts=manager.max_group_attempts,
         max_fruitless_batches=max(FRUITLESS_BATCHES, 1 + filtered_batches),
+        task_sampler=sampler_config(config),
+        keeps_shares=config.batch_mixture == "stratified",
     )
 
 

@@ -119,6 +119,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
         self.max_steps, self.render_mode = args.max_steps, args.render_mode
         self._args = args
         self._tasks = task_list(args.data, args.split, args.ids, args.num_tasks, args.repositories)
+        self.num_tasks = len(self._tasks)
         self._workshop = shared_workshop(args.backend, args.backend_settings)
         self._limits = replace(Limits(kept_output_bytes=KEPT_OUTPUT_BYTES), **(args.limits or {}))
         self._harness = None if args.harness is None else read_harness(args.harness)

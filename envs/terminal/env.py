@@ -106,6 +106,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             has_network=bool(settings.get("network")),
             has_builder=args.backend == BUILDER,
         )
+        self.num_tasks = len(self._tasks)
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
             identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),

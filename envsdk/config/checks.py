@@ -29,6 +29,7 @@ from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.config.selection_checks import selection_problems
+from envsdk.config.task_checks import task_problems
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
@@ -55,6 +56,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _lengths,
         _tags,
         prompt_problems,
+        task_problems,
         _plugin_names,
         _plugin_settings,
         _correction,
@@ -62,8 +64,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         selection_problems,
         job_problems,
     )
-    if for_training:
-        checks += (_engine_learns, _one_server)
+    checks += (_engine_learns, _one_server) if for_training else ()
     return [problem for each in checks for problem in each(config)]
 
 
@@ -349,6 +350,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     plugins.TRACKERS: ("tracker", "trackers"),
     plugins.ENV_MANAGERS: ("env manager", "env managers"),
     plugins.GROUP_FILTERS: ("group filter", "group filters"),
+    plugins.TASK_SAMPLERS: ("task sampler", "task samplers"),
     plugins.POLICY_LOSSES: ("policy loss", "policy losses"),
     plugins.ADVANTAGE_ESTIMATORS: ("advantage estimator", "advantage estimators"),
 }
@@ -393,6 +395,7 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
             yield ("custom_envs", tag, "env_manager_cls"), env.env_manager_cls, plugins.ENV_MANAGERS
     for i, entry in enumerate(config.group_filters):
         yield ("group_filters", i), entry.name, plugins.GROUP_FILTERS
+    yield ("task_sampler",), config.task_sampler.name, plugins.TASK_SAMPLERS
     yield ("adv_estimator",), config.adv_estimator, plugins.ADVANTAGE_ESTIMATORS
 
 

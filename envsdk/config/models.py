@@ -28,6 +28,8 @@ from pydantic import (
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry, as_entry
+from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
 from envsdk.base.display.scores import MAX_FAILED_SHARE
 from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
@@ -179,6 +181,23 @@ class RunConfig(AlgorithmKeys, Section):
     max_filtered_groups: PositiveInt | None = None
     """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
     absent."""
+
+    task_sampler: Annotated[TaskSamplerEntry, BeforeValidator(as_entry)] = Field(
+        default_factory=TaskSamplerEntry
+    )
+    """Which tasks training plays: `uniform` (each tag by its share, its tasks in order), `weighted`,
+    `difficulty`, `learnability`, `easy_to_hard`, `prioritized`, an entry point in `envsdk.task_samplers`, or
+    `package.module:Class`. By name, or as a section with `name` and the sampler's settings."""
+
+    batch_mixture: Literal["as_finished", "stratified"] = "as_finished"
+    """Which groups a batch takes: those that are complete first, or of each tag its share by
+    `num_groups_partition`, for which it waits. Shares that are no whole groups come out over several
+    batches."""
+
+    prefix_sampling: PrefixArgs | None = None
+    """Where groups begin: those of tags that nearly always fail from a replayed part of a successful episode,
+    those that always pass from one of a failed episode, so long that about half of them pass. Absent: all
+    begin at the beginning."""
 
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are

@@ -25,6 +25,8 @@ from pydantic import BaseModel
 from envsdk.algorithms.estimator_contract import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
 from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
+from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS as TASK_SAMPLERS
+from envsdk.algorithms.task_samplers.contract import sampler_class
 from envsdk.base import registry
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.precision import Precision
@@ -170,6 +172,10 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
         with suppress(ConfigurationError):  # the check of names reports it
             model = filter_settings(entry.name)
             yield from _section(("group_filters", index), entry.name, model, entry.args)
+    sampler = config.task_sampler
+    with suppress(ConfigurationError):
+        model = sampler_class(sampler.name).settings
+        yield from _section(("task_sampler",), sampler.name, model, sampler.args)
 
 
 def _section(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from envsdk.contracts.failures import ConfigurationError, Failure
 from envsdk.contracts.players import POLICY, Result, Seat
-from envsdk.contracts.prompts import Message, TagPrompts
+from envsdk.contracts.prompts import PREFIX, Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
 
@@ -49,9 +49,13 @@ class Task:
         """Seed of the environment's `reset`, in [0, 2**31)."""
         return stable_seed(run_seed, self.split, self.tag, self.index)
 
-    def policy_seed(self, run_seed: int, *, member: int, attempt: int) -> int:
-        """Seed with which one member of the task's group samples, in [0, 2**31)."""
-        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt)
+    def policy_seed(self, run_seed: int, *, member: int, attempt: int, visit: int = 0) -> int:
+        """Seed with which one member of the task's group samples, in [0, 2**31).
+
+        `visit` tells apart the groups that play the task, where several do.
+        """
+        visits = (visit,) if visit else ()
+        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt, *visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +237,8 @@ class Turn:
     """The turn whose tokens its prompt begins with, and all before them: an index into `Trajectory.turns`, -1
     where it begins a line of its own. None: the turn before it."""
     role: str = ""
-    """Who replied, where an episode has several agents; `summary` for a summary of the line so far."""
+    """Who replied, where an episode has several agents; `summary` for a summary of the line so far, `prefix`
+    for a replayed turn."""
 
 
 class Outcome(StrEnum):
@@ -299,7 +304,12 @@ class Trajectory:
 
     def is_own(self, role: str) -> bool:
         """Whether the policy plays this role."""
-        return role not in self.seats or self.seats[role].player == POLICY
+        return role != PREFIX and (role not in self.seats or self.seats[role].player == POLICY)
+
+    @property
+    def num_replayed(self) -> int:
+        """Turns of an earlier episode that it begins with."""
+        return sum(turn.role == PREFIX for turn in self.turns)
 
     def learns(self, segment: Segment) -> bool:
         """Whether a token of the policy is in one of its segments."""

@@ -95,6 +95,7 @@ class RolloutCluster:
                 train_ledger(config),
                 log_folder=trajectories.parent if config.mode == "both" else None,
                 group_filters=config.group_filters,
+                prefix_sampling=config.prefix_sampling,
                 max_filtered_groups=config.filtered_groups_limit,
             )
             if config.mode == "both":
