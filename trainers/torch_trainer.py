@@ -21,9 +21,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.base.processes.memory import keep_few_kernels
 from envsdk.contracts.failures import StorageError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -62,6 +64,8 @@ class TorchTrainer(PolicyTrainer):
         super().__init__(config, algorithm)
         self.model = model
         self.training = training
+        self.memory = DeviceMemory(model.device)
+        self._held = Held.ALL
         self._optimizer = Optimizer(
             ((name, parameter) for name, parameter in model.parameters() if parameter.requires_grad),
             [model.model.get_input_embeddings(), model.model.get_output_embeddings()],
@@ -106,7 +110,18 @@ class TorchTrainer(PolicyTrainer):
 
     @property
     def weight_device(self) -> str:
-        return str(self.model.device)
+        return str(self.model.device) if self._held else "cpu"
+
+    def hold(self, held: Held) -> None:
+        if (held is Held.ALL) < (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=False)
+        if bool(held) is not bool(self._held):
+            for module in self.model.parts():
+                move_module(module, self.memory, on_device=bool(held))
+        if (held is Held.ALL) > (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=True)
+        self._held = held
+        self.memory.settle()
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stored(lambda weight: weight)
@@ -208,10 +223,9 @@ class TorchTrainer(PolicyTrainer):
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
-        score = self._token_logprobs if kind is ScoreKind.LOGPROBS else self._token_values
         found: dict[int, NDArray[np.float32]] = {}
         for micro in self._pack(rows):
-            scores_N = score(micro).float().cpu().numpy()
+            scores_N = self._token_scores(micro, kind).float().cpu().numpy()
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
@@ -236,12 +250,10 @@ class TorchTrainer(PolicyTrainer):
             pairs_per_token=self.model.pairs_per_token,
         )
 
-    def _token_logprobs(self, micro: MicroBatch) -> Tensor:
-        scores, _ = self.model.scores(micro, temperature=self.algorithm.logprob_temperature)
-        return scores.logprobs_N
-
-    def _token_values(self, micro: MicroBatch) -> Tensor:
-        return self.model.predict_values(self.model.forward(micro)[1])
+    def _token_scores(self, micro: MicroBatch, kind: ScoreKind) -> Tensor:
+        if kind is ScoreKind.VALUES:
+            return self.model.predict_values(self.model.forward(micro)[1])
+        return self.model.scores(micro, temperature=self.algorithm.logprob_temperature)[0].logprobs_N
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.model.device)
