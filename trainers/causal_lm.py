@@ -204,11 +204,14 @@ class CausalLM:
         if self.value_head is not None:
             yield from self.value_head.named_parameters(prefix="value_head")
 
+    def parts(self) -> list[nn.Module]:
+        """The model and the value head."""
+        return [self.model, *([] if self.value_head is None else [self.value_head])]
+
     def modules(self) -> Iterator[nn.Module]:
         """Modules of the model and the value head."""
-        yield from self.model.modules()
-        if self.value_head is not None:
-            yield from self.value_head.modules()
+        for part in self.parts():
+            yield from part.modules()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""

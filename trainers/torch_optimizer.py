@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import TrainerError
+from envsdk.trainers.offload import DeviceMemory, placed
 from envsdk.trainers.sharded import full_tensor, placed_like
 from envsdk.trainers.training_args import TrainingArgs
 
@@ -77,6 +78,9 @@ class Optimizer:
             eps=args.adam_epsilon,
             fused=True,
         )
+        self._make_gradients()
+
+    def _make_gradients(self) -> None:
         for parameter in self.parameters.values():
             # Always there: a step whose gradient is zero still moves by momentum, like any other.
             parameter.grad = torch.zeros_like(parameter)
@@ -131,6 +135,16 @@ class Optimizer:
         self.num_steps += 1
         self._follow()
         return float(norm), learning_rate
+
+    def move(self, memory: DeviceMemory, *, on_device: bool) -> None:
+        """Move the moments. Gradients, which are zero between two steps, are dropped and made again."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for moments in self.adam.state.values():
+            for key, value in moments.items():
+                moments[key] = placed(value, memory, on_device=on_device)
+        if on_device:
+            self._make_gradients()
 
     def state(self) -> dict[str, Tensor]:
         """Weights and moments, by name: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; and

@@ -22,9 +22,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.base.processes.memory import keep_few_kernels
 from envsdk.contracts.failures import StorageError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -65,6 +67,8 @@ class TorchTrainer(PolicyTrainer):
         self.training = training
         if algorithm.train_infer_correction.routing_replay:
             model.replay_routing()
+        self.memory = DeviceMemory(model.device)
+        self._held = Held.ALL
         self._optimizer = Optimizer(
             ((name, parameter) for name, parameter in model.parameters() if parameter.requires_grad),
             [model.model.get_input_embeddings(), model.model.get_output_embeddings()],
@@ -109,7 +113,18 @@ class TorchTrainer(PolicyTrainer):
 
     @property
     def weight_device(self) -> str:
-        return str(self.model.device)
+        return str(self.model.device) if self._held else "cpu"
+
+    def hold(self, held: Held) -> None:
+        if (held is Held.ALL) < (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=False)
+        if bool(held) is not bool(self._held):
+            for module in self.model.parts():
+                move_module(module, self.memory, on_device=bool(held))
+        if (held is Held.ALL) > (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=True)
+        self._held = held
+        self.memory.settle()
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stored(lambda weight: weight)

@@ -22,6 +22,7 @@ from envsdk.base.settings.problems import KeyPath, Problem, dotted
 from envsdk.base.settings.validation import problems_in
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
+from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
@@ -64,7 +65,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         selection_problems,
         job_problems,
     )
-    checks += (_engine_learns, _one_server) if for_training else ()
+    checks += (_engine_learns, _one_server, sharing_problems) if for_training else ()
     return [problem for each in checks for problem in each(config)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -47,6 +47,8 @@ class Role(Section):
     """Settings of the plug-in that are about the model; joined with `strategy_config`."""
     device_mapping: DeviceMapping = None
     """Accelerators of a plug-in that runs on several, as a list or as `list(range(0,4))`."""
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What is moved off the devices while another role has its turn there."""
     strategy_args: StrategyArgs
     """Which plug-in, and its own settings."""
 
@@ -74,6 +76,9 @@ class TrainerRole(Role):
 class ActorTrain(TrainerRole):
     """The policy that learns."""
 
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What goes to main memory while another role has its turn on the same devices: nothing, gradients and
+    optimizer, or the weights too. When absent: `all` beside engines, else `none`."""
     data_args: DataArgs | None = None
     """Files of prompts that the domains of `rewards` take their rows from."""
 
@@ -88,6 +93,9 @@ class ActorInfer(Role):
     """Which engine, and its own settings."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """How replies are sampled."""
+    offload: Literal["none", "all"] | None = None
+    """Whether engines give back weights and KV cache while another role has its turn on the same devices.
+    When absent: `all` beside a trainer, else `none`."""
     infer_batch_size: PositiveInt = 128
     """Requests one engine decodes together."""
     device_mapping: DeviceMapping = None
@@ -139,3 +147,7 @@ class Opponent(Section):
 
 class Reference(TrainerRole):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""
+
+    offload: Literal["none", "all"] | None = None
+    """Whether its weights go to main memory while another role has its turn on the same devices. When absent:
+    `all` beside engines, else `none`."""

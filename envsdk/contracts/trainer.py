@@ -1,6 +1,6 @@
 """The trainer contract: batches in, metrics out, weights under Hugging Face names.
 
-    create -> [load] -> (train_step | logprobs | weights | save)* -> close
+    create -> [load] -> (train_step | logprobs | weights | save | hold)* -> close
 
 Trainers register under the entry-point group `envsdk.trainers`. Shapes: N sequences, T_i tokens
 in sequence i; sequences are ragged, a trainer packs or pads them as it likes.
@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.held import Held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +155,17 @@ class Trainer(ABC):
         """Whether `weights`, `device_weights`, `adapter` and `save_pretrained` give the moving average of the
         weights (`ema_decay`) from now on. Without an average this changes nothing."""
         return None
+
+    def hold(self, held: Held) -> None:
+        """Hold so much of the device from now on, where trainer and engines take turns: the rest is moved to
+        main memory, and back, bit for bit. A new trainer holds `ALL`.
+
+        `save`, `load` and the weights are there whatever is held; `logprobs` and `values` need `WEIGHTS`,
+        `train_step` needs `ALL`.
+        """
+        raise ConfigurationError(
+            f"offload: {type(self).__name__} cannot move its state off its device; set offload: none"
+        )
 
     @abstractmethod
     def save(self, folder: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, EngineError, Failure
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
 from envsdk.engines.engine import (
@@ -134,7 +135,7 @@ class Counters:
 class Core(ABC):
     """Samples replies. Called on one event loop; every method but the coroutines returns at once.
 
-    start -> (begin | abort | progress | freeze .. thaw | prepare .. swap)* -> close
+    start -> (begin | abort | progress | freeze .. thaw | prepare .. swap | hold)* -> close
 
     What `abort`, `recall`, `freeze`, `thaw`, `swap` and `counters` raise breaks the engine.
     """
@@ -202,6 +203,10 @@ class Core(ABC):
 
         `is_frozen`: a pause holds the core, and it stays frozen.
         """
+
+    async def hold(self, held: Held) -> None:
+        """As `Engine.hold`; frozen. What it raises breaks the engine."""
+        raise EngineError("it cannot give its memory back: set actor_infer.offload to none")
 
     def discard(self, prepared: Any) -> None:
         """The update is over: free what `prepare` returned."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.sampling import SamplingParams
 
@@ -225,6 +226,8 @@ class EngineConfig:
     reproducible: bool = False
     """A reply is the same bit for bit whatever other requests run, if the engine can do that: for
     synchronous training. It costs speed."""
+    takes_turns: bool = False
+    """`hold` will be called."""
 
 
 class Engine(ABC):
@@ -285,6 +288,15 @@ class Engine(ABC):
         Running requests continue: tokens sampled after this returns carry `version`, those before keep
         theirs, and cached keys and values of unfinished and finished sessions are recomputed under the new
         weights before they are used again.
+        """
+
+    @abstractmethod
+    async def hold(self, held: Held) -> None:
+        """Hold so much of the device from now on, where engine and trainer take turns. Called while paused;
+        `resume` follows `ALL` alone. Idempotent.
+
+        `NOTHING` drops weights, keys and values: running requests continue later, their keys and values
+        computed again. `load_weights` needs `WEIGHTS`, and comes before `ALL` is asked for: EngineError else.
         """
 
     @abstractmethod

@@ -19,16 +19,19 @@ from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.failures import Interrupted, RolloutStalled
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, recorded_experts, token_ids
 from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
+from envsdk.runs.device_turns import Phase
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
 from envsdk.runs.run_folder import RunFolder, validations_of
 from envsdk.runs.selection import Selection
+from envsdk.runs.shared_devices import SharedDevices
 from envsdk.runs.step_log import StepLog
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking.kernels import write_kernels
@@ -77,6 +80,7 @@ class AgenticPipeline:
             timeline=timeline,
             display=display,
         )
+        self.devices = SharedDevices(config, self._hold)
         self.step = folder.first_step
         self.validations = {
             step: metrics for step, metrics in validations_of(folder.path).items() if step < folder.first_step
@@ -128,7 +132,9 @@ class AgenticPipeline:
         began = time.monotonic()
         others = f"{engines_and_workers(self.config)}, and " if self.config.mode == "both" else ""
         self.display.phase(f"starting {others}the trainer")
-        await self.batches.start(*(group.start for group in self.trainers.groups))
+        await self.batches.start(
+            *(self.devices.starting(group.key, group.start) for group in self.trainers.groups)
+        )
         for note in (*algorithm_notes(self.config, at_start=True), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         kernels = {group.key: await self.batches.call(group.kernels()) for group in self.trainers.groups}
@@ -151,6 +157,7 @@ class AgenticPipeline:
         """
         self.display.phase("publishing weights")
         with self.log.timed("publish", Track.PUBLISH, self.step):
+            await self.devices.begin(Phase.PUBLISH)
             self.log.metrics |= await self.batches.publish(self.step, step=self.step)
 
     @_interruptible
@@ -160,6 +167,7 @@ class AgenticPipeline:
             return
         self.display.phase("evaluating on held-out tasks")
         with self.log.timed("validate", Track.VALIDATION, self.step):
+            await self.devices.begin(Phase.VALIDATE)
             batch = await self.batches.validate(self.step, self.step)
         self.log.played(batch)
         metrics = self.validations[self.step] = validation_metrics(batch)
@@ -195,6 +203,7 @@ class AgenticPipeline:
         """Take the next batch: one that an earlier process left on disk, or a new one."""
         self.display.phase("waiting for rollouts")
         with self.log.timed("wait_batch", Track.TRAINER, self.step, name="wait"):
+            await self.devices.begin(Phase.GENERATE)
             return await self._showing_progress(self.batches.get_batch(self.step))
 
     async def train(self, batch: RolloutBatch) -> None:
@@ -212,12 +221,22 @@ class AgenticPipeline:
             if prepared.nothing_left:
                 self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
             else:
+                await self.devices.begin(Phase.TRAIN)
                 self.log.metrics |= await self.batches.call(self._train_step(prepared.batch))
 
     async def _train_step(self, batch: TrainBatch) -> dict[str, float]:
         """Train while no engine is given weights."""
         async with self.batches.weights_moving():
             return await self.trainers.actor.train_step(batch)
+
+    async def _hold(self, role: str, held: Held) -> None:
+        """Tell a role what to hold of devices that it shares."""
+        with self.log.timed("switch", Track.TRAINER, self.step):
+            if role == "actor_infer":
+                await self.batches.hold_engines(held)
+            for group in self.trainers.groups:
+                if group.key == role:
+                    await self.batches.call(group.hold(held))
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
@@ -269,7 +288,10 @@ class AgenticPipeline:
         ids = token_ids(trajectories)
         reference_logprobs = logprobs = values = None
         if trainers.reference is not None:
+            await self.devices.begin(Phase.SCORE, trainers.reference.key)
             reference_logprobs = await call(trainers.reference.logprobs(ids))
+        if args.init_kl_coef > 0 or args.needs_values:
+            await self.devices.begin(Phase.SCORE)
         if args.init_kl_coef > 0:
             replays = args.train_infer_correction.routing_replay
             experts = recorded_experts(trajectories) if replays else ()

@@ -18,9 +18,11 @@ from typing import Any
 import ray
 
 from envsdk.base.store.travel import DriverFiles
+from envsdk.config.device_sharing import SharedRole, device_groups
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.held import Held
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
@@ -202,6 +204,10 @@ class RolloutCluster:
         """No engine is given weights meanwhile."""
         return self.engines.weights_moving()
 
+    async def hold_engines(self, held: Held) -> None:
+        """What the engines hold of their devices from now on."""
+        await self.call(self.engines.hold(held))
+
     async def engine_status(self) -> EngineStatus:
         """The status of all of them."""
         engines = self.engines
@@ -272,6 +278,7 @@ def _engines_spec(
 ) -> EngineGroupSpec:
     infer = config.actor_infer
     fewest, most = infer.engines_between
+    takes_turns = any(SharedRole("actor_infer", "all") in group for group in device_groups(config))
     return EngineGroupSpec(
         strategy_name=infer.strategy_args.strategy_name,
         configs={
@@ -282,6 +289,7 @@ def _engines_spec(
                 strategy_config=infer.settings,
                 seed=config.seed + index,
                 reproducible=config.largest_depth == 0,
+                takes_turns=takes_turns,
             )
             for index in range(most)
         },

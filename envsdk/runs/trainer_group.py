@@ -30,6 +30,7 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
@@ -157,6 +158,10 @@ class TrainerGroup:
         """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
         report: OutletReport = await self._on_all("give_weights", outlet)
         return report
+
+    async def hold(self, held: Held) -> None:
+        """What each rank holds of its device from now on."""
+        await self._on_all("hold", held)
 
     async def node_id(self) -> str:
         """The node that rank 0 is on, which sends the weights."""

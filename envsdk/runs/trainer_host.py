@@ -18,6 +18,7 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.travel import DriverFiles, FileServer
 from envsdk.contracts.failures import StorageError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
 from envsdk.weights.delta import WeightBase
@@ -111,6 +112,10 @@ class TrainerHost(FileServer):
     def use_average(self, is_used: bool) -> None:
         """Whether weights that are sent are the moving average."""
         self._trainer.use_average(is_used)
+
+    def hold(self, held: Held) -> None:
+        """What this rank holds of its device from now on."""
+        self._trainer.hold(held)
 
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.contracts.failures import EngineError
+from envsdk.contracts.held import Held
 from envsdk.weights.shapes import checked as checked
 from envsdk.weights.tensors import as_tensors as as_tensors
 
@@ -24,6 +25,7 @@ Tensors = Iterable[tuple[str, Tensor]]
 """Weights by Hugging Face name, in any order."""
 
 WeightsT = TypeVar("WeightsT")
+NO_WEIGHTS = "its weights were dropped, and no new ones were loaded"
 
 
 class Decoder(ABC, Generic[WeightsT]):
@@ -52,6 +54,10 @@ class Decoder(ABC, Generic[WeightsT]):
     @abstractmethod
     def use(self, weights: WeightsT) -> None:
         """Compute with `weights` from the next call on. Cached keys and values are the caller's business."""
+
+    @abstractmethod
+    def hold(self, held: Held) -> None:
+        """Drop weights, keys and values, or make room for keys and values again; see `Engine.hold`."""
 
     @abstractmethod
     def prefill(

@@ -22,9 +22,10 @@ from typing import Any, Self, TypeVar
 import torch
 
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
-from envsdk.base.processes.memory import give_back_freed, keep_few_kernels
+from envsdk.base.processes.memory import give_back, give_back_freed, keep_few_kernels
 from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
+from envsdk.contracts.held import Held
 from envsdk.engines.core import Core, Counters, Reply
 from envsdk.engines.embedded.architecture import Architecture
 from envsdk.engines.embedded.batch import Batch
@@ -162,6 +163,10 @@ class EmbeddedCore(Core):
     async def swap(self, prepared: Any, version: int, *, is_frozen: bool) -> None:
         await self._on_thread(lambda: self.batch.swap(prepared, version))
         await asyncio.to_thread(give_back_freed)  # the weights before
+
+    async def hold(self, held: Held) -> None:
+        await self._on_thread(lambda: self.decoder.hold(held))
+        await asyncio.to_thread(give_back, self.weight_device)
 
     def counters(self) -> Counters:
         batch = self.batch

@@ -21,7 +21,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from envsdk.base.store.expert_choice import ExpertChoice
 from envsdk.base.store.language_model import load_language_model
 from envsdk.contracts.failures import EngineError
-from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
+from envsdk.contracts.held import Held
+from envsdk.engines.embedded.decoder import NO_WEIGHTS, Decoder, Tensors, checked
 
 GenericWeights = dict[str, Tensor]
 
@@ -104,6 +105,14 @@ class GenericDecoder(Decoder[GenericWeights]):
 
     def use(self, weights: GenericWeights) -> None:
         self._weights = weights
+
+    def hold(self, held: Held) -> None:
+        if held is Held.NOTHING:
+            self._weights = {}
+            for parameter in self._model.parameters():  # which those of `_weights` stand for in every pass
+                parameter.data = parameter.data.new_empty(0)
+        elif held is Held.ALL and not self._weights:
+            raise EngineError(NO_WEIGHTS)
 
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
