@@ -20,7 +20,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.contracts.failures import EngineError
 from envsdk.contracts.held import Held
-from envsdk.engines.embedded.decoder import NO_WEIGHTS, Decoder, Tensors, checked
+from envsdk.engines.core import NO_WEIGHTS
+from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
 
 GenericWeights = dict[str, Tensor]
 
