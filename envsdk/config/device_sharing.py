@@ -43,6 +43,28 @@ def device_groups(config: RunConfig) -> list[tuple[SharedRole, ...]]:
     return groups
 
 
+def sharing_told(config: RunConfig) -> str:
+    """How the roles of this program share devices, in words."""
+    told = []
+    for group in device_groups(config):
+        told.append("in turns: " + ", ".join(f"{role.name} (offload: {role.offload})" for role in group))
+    taking_turns = {role.name for group in device_groups(config) for role in group}
+    for names in _connected(config):
+        if not taking_turns.intersection(names):
+            told.append(f"side by side: {', '.join(names)}")
+    return "; ".join(told) or "no: each role has its own"
+
+
+def taken_in_turns(
+    group: tuple[SharedRole, ...], sizes: Mapping[str, Mapping[Held, float]]
+) -> dict[str, float]:
+    """Bytes of each device while a role of the group has its turn, by role."""
+    return {
+        owner.name: sum(sizes[role.name][Held.ALL if role is owner else role.rests_at] for role in group)
+        for owner in group
+    }
+
+
 def roles_of(config: RunConfig) -> Mapping[str, Role]:
     """The roles of this program, by key."""
     roles: dict[str, Role] = {} if config.mode == "train" else {"actor_infer": config.actor_infer}

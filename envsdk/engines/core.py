@@ -31,6 +31,7 @@ from envsdk.engines.engine import (
 )
 
 Answer = asyncio.Future[GenerationResult]
+NO_WEIGHTS = "its weights were dropped, and no new ones were loaded"
 
 
 class CoreFailure(Exception):

@@ -243,6 +243,8 @@ class AgenticPipeline:
         if self._checkpointed_step == self.step:
             return
         self.display.phase("writing a checkpoint")
+        if not self._stop.is_set():  # else the other roles may not answer
+            await self.devices.begin(Phase.SAVE)
         state = RunState(
             step=self.step,
             seed=self.config.seed,

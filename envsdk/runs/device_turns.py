@@ -23,6 +23,7 @@ class Phase(StrEnum):
     GENERATE = "generate"
     SCORE = "score"
     TRAIN = "train"
+    SAVE = "save"
 
 
 NEEDS: Mapping[Phase, tuple[str, Held]] = {
@@ -31,6 +32,7 @@ NEEDS: Mapping[Phase, tuple[str, Held]] = {
     Phase.GENERATE: ("actor_infer", Held.ALL),
     Phase.SCORE: ("actor_train", Held.WEIGHTS),
     Phase.TRAIN: ("actor_train", Held.ALL),
+    Phase.SAVE: ("actor_train", Held.ALL),  # some trainers gather on the device what they write
 }
 """Which role computes in a phase, and what it holds for it. Other roles score too."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from envsdk.contracts.held import Held
 from envsdk.engines.vllm.backend import StatLogger
 from envsdk.engines.vllm.staged_weights import Handle, read_staged
 
@@ -65,6 +66,7 @@ class ScriptedBackend:
         self.adapters: list[dict[str, np.ndarray]] = []
         self.salts: list[str | None] = []
         self.forgets: list[bool] = []
+        self.held: list[Held] = []
         self._token_s = token_s
         self._version = "0"
         self._replies: dict[str, _Reply] = {}
@@ -148,7 +150,11 @@ class ScriptedBackend:
     async def thaw(self) -> None:
         self._flowing.set()
 
+    async def hold(self, held: Held) -> None:
+        self.held.append(held)
+
     async def load(self, handle: Handle) -> None:
+        assert self.held[-1:] != [Held.NOTHING]
         if self.broken_load:
             raise RuntimeError(self.broken_load)
         self.loaded.append({name: np.array(value) for name, value in read_staged(handle)})

@@ -249,7 +249,11 @@ def group_size(value: Any, place: Place) -> Ours:
 def is_synchronous(place: Place) -> bool:
     """Whether weights are never older than the step that they play for."""
     interval, offset = (place.get("synchronizer", f"sync_{each}") for each in ("interval", "offset"))
-    return place.get("mode", default="both") == "both" and interval in (None, 1) and offset in (None, 0)
+    return (
+        place.get("mode", default="both") in ("both", "colocate")
+        and interval in (None, 1)
+        and offset in (None, 0)
+    )
 
 
 def num_steps(place: Place) -> int | None:

@@ -25,7 +25,6 @@ Tensors = Iterable[tuple[str, Tensor]]
 """Weights by Hugging Face name, in any order."""
 
 WeightsT = TypeVar("WeightsT")
-NO_WEIGHTS = "its weights were dropped, and no new ones were loaded"
 
 
 class Decoder(ABC, Generic[WeightsT]):

@@ -32,10 +32,11 @@ from torch import Tensor
 
 from envsdk.contracts.failures import EngineError
 from envsdk.contracts.held import Held
+from envsdk.engines.core import NO_WEIGHTS
 from envsdk.engines.embedded import onednn
 from envsdk.engines.embedded.architecture import Architecture
 from envsdk.engines.embedded.attention import attended, attended_fused, attended_in_blocks
-from envsdk.engines.embedded.decoder import NO_WEIGHTS, Decoder, Tensors, checked, padded
+from envsdk.engines.embedded.decoder import Decoder, Tensors, checked, padded
 from envsdk.engines.embedded.kept import KeysAndValues
 from envsdk.engines.embedded.recorded import RecordedRows, Recorder
 
@@ -269,6 +270,7 @@ class FastDecoder(Decoder[FastWeights]):
             if self._weights is None:
                 raise EngineError(NO_WEIGHTS)
             self._cache.allocate()
+            self._keys, self._values = self._cache.first(self._num_rows, self._span)
 
     def _product(self, rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
         """`rows @ matrix + added`; reproducible, what a row becomes does not depend on how many there are."""

@@ -22,7 +22,8 @@ from envsdk.base.store.expert_choice import ExpertChoice
 from envsdk.base.store.language_model import load_language_model
 from envsdk.contracts.failures import EngineError
 from envsdk.contracts.held import Held
-from envsdk.engines.embedded.decoder import NO_WEIGHTS, Decoder, Tensors, checked
+from envsdk.engines.core import NO_WEIGHTS
+from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
 
 GenericWeights = dict[str, Tensor]
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Counters, Reply, TaskCore
 from envsdk.engines.engine import (
@@ -278,6 +279,15 @@ class SGLangCore(TaskCore):
                 await self.thaw()
         finally:
             self._is_updating = False
+
+    async def hold(self, held: Held) -> None:
+        try:
+            await self._weights.hold(held)
+        except (Unavailable, ReplyRefused) as error:
+            raise EngineError(
+                f"SGLang's server does not hold {held.name.lower()} of its memory: {error}; one at base_url "
+                "must be started with --enable-memory-saver"
+            ) from error
 
     def discard(self, prepared: _Prepared) -> None:
         prepared.folder.cleanup()

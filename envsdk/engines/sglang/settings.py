@@ -25,6 +25,7 @@ SET_BY_ENGINE = {
     "enable_deterministic_inference": "is `deterministic`",
     "incremental_streaming_output": "is set",
     "weight_version": "is set with each update",
+    "enable_memory_saver": "is set where engines take turns with other roles (`actor_infer.offload`)",
     "preferred_sampling_params": "is not used: requests say how they are sampled",
     "speculative_algorithm": "is not used: its log-probabilities are not checked here",
     "disaggregation_mode": "is not used",
@@ -153,6 +154,7 @@ def server_arguments(config: EngineConfig, settings: SGLangSettings, *, port: in
         "random_seed": config.seed,
         "incremental_streaming_output": True,
         "enable_deterministic_inference": settings.deterministic,
+        "enable_memory_saver": config.takes_turns,
         **(settings.model_extra or {}),
     }
     return list(_flags(arguments))

@@ -18,6 +18,7 @@ from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.engines.core import Counters
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.vllm.settings import OWNER, VLLMSettings, engine_args
@@ -28,6 +29,10 @@ _INSTALL = (
     "engine `vllm` needs the package vllm, which cannot be imported here: `pip install 'envsdk[vllm]'` for "
     "GPUs, or see docs/vllm.md for a CPU"
 )
+
+
+_TAGS = ("weights", "kv_cache")
+"""vLLM's names for the memory that each step of `Held` adds."""
 
 
 class StatLogger(Counters):
@@ -61,6 +66,7 @@ class AsyncLLMBackend:
         self._environment = environment
         self._llm: Any = None
         self._lora_request: Any = None
+        self._held = Held.ALL
 
     @classmethod
     def open(cls, config: EngineConfig, settings: VLLMSettings) -> AsyncLLMBackend:
@@ -221,6 +227,14 @@ class AsyncLLMBackend:
     async def set_version(self, version: int) -> None:
         """Tokens sampled from now on are of `version`."""
         await self._llm.update_weight_version(str(version))
+
+    async def hold(self, held: Held) -> None:
+        """Go to sleep, or wake up as far as that; frozen. Weights are loaded before more is asked for."""
+        if held is Held.NOTHING and self._held:
+            await self._llm.sleep(level=2, mode="keep")
+        for tag in _TAGS[self._held : held]:
+            await self._llm.wake_up([tag])
+        self._held = held if held is Held.NOTHING else max(self._held, held)
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.core import Counters, Reply, TaskCore
+from envsdk.engines.core import NO_WEIGHTS, Counters, Reply, TaskCore
 from envsdk.engines.engine import (
     EngineAbilities,
     EngineConfig,
@@ -44,6 +45,9 @@ from envsdk.weights.folders import optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shapes, shapes_in
 from envsdk.weights.tensors import as_tensors
+
+_DROPPED = -1
+"""Version of weights that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,13 @@ class VLLMCore(TaskCore):
         self._version = version
         if not is_frozen:
             await self._backend.thaw()
+
+    async def hold(self, held: Held) -> None:
+        if held is Held.NOTHING:
+            self._version, self._has_other_weights = _DROPPED, True
+        elif held is Held.ALL and self._version == _DROPPED:
+            raise EngineError(NO_WEIGHTS)
+        await self._backend.hold(held)
 
     def discard(self, prepared: _NewWeights) -> None:
         if prepared.staged is not None:

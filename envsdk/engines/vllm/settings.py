@@ -40,6 +40,7 @@ SET_BY_ENGINE = {
     "disable_log_stats": "is set: the engine's health has the counters",
     "enable_log_requests": "is off",
     "stream_interval": "is not used: replies come whole",
+    "enable_sleep_mode": "is set where engines take turns with other roles (`actor_infer.offload`)",
     "data_parallel_size": "is 1; `actor_infer.num_engines` makes copies of the model",
     "runner": "is `generate`",
     "convert": "is not used",
@@ -146,6 +147,8 @@ def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
     }
+    if config.takes_turns and not on_cpu:  # on a CPU vLLM keeps its memory
+        args["enable_sleep_mode"] = True
     if on_cpu:
         args |= {
             "dtype": "float32",

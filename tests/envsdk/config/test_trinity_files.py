@@ -407,7 +407,7 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         ),
         ("algorithm.policy_loss_fn_args={clip: 1}", "policy_loss_fn_args", "clip"),
         ("algorithm.kl_loss_fn=abs", "kl_loss_fn", "k1, k2, k3"),
-        ("mode=colocate", "mode", "take both"),
+        ("mode=colocate", "mode", "for one GPU and one engine"),
         ("stages=[{stage_name: warm}]", "stages", "envsdk sft"),
         ("model.tinker={enable: true}", "model.tinker.enable", "GPUs of your own"),
         ("model.model_path=Qwen/Qwen2.5-VL-3B", "model.model_path", "text alone"),

@@ -18,10 +18,11 @@ import ray
 
 from envsdk.config import RayArgs
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
-from envsdk.engines.engine_pool import PoolConfig
+from envsdk.engines.engine_pool import EngineState, PoolConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
@@ -173,6 +174,20 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         assert group.pool.num_serving == 0
         await group.publish(1)
         await until(lambda: group.joined == [("one", 1)])
+
+
+async def test_an_engine_that_dies_while_others_have_its_device_waits_for_its_turn(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one") as group:
+        await group.publish(0)
+        await group.hold(Held.NOTHING)
+        os.kill(min(engine_processes()), signal.SIGKILL)
+        await until(lambda: group.pool.state("one") is EngineState.DOWN)
+        assert group.pool.num_restarts == 0
+        await group.hold(Held.WEIGHTS)
+        await group.publish(1)
+        await group.hold(Held.ALL)
+        await until(lambda: group.joined == [("one", 1)])
+        await group.hold(Held.NOTHING)
 
 
 @pytest.mark.slow
