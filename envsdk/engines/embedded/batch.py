@@ -29,6 +29,7 @@ from torch import Tensor
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of, spans_within
+from envsdk.engines.core import result_of
 from envsdk.engines.embedded.decoder import Decoder
 from envsdk.engines.embedded.guide import Guide, Guides
 from envsdk.engines.embedded.sampling import (
@@ -41,6 +42,7 @@ from envsdk.engines.embedded.sampling import (
     uniforms,
 )
 from envsdk.engines.engine import (
+    EngineFailure,
     GenerationRequest,
     GenerationResult,
     PromptScores,
@@ -166,7 +168,7 @@ class Batch:
         """End these requests, queued or running; unknown ids are ignored."""
         doomed = set(request_ids)
         ended = [
-            empty_result(request.request_id, FinishReason.ABORT)
+            result_of(request.request_id, FinishReason.ABORT)
             for _, _, request in self._queue
             if request.request_id in doomed
         ]
@@ -214,9 +216,9 @@ class Batch:
     def fail(self, error: str) -> list[GenerationResult]:
         """End everything, queued or running, with `error`."""
         ended = [self._result(number, FinishReason.ERROR, error) for number in range(len(self._rows))]
-        ended += [
-            empty_result(request.request_id, FinishReason.ERROR, error) for _, _, request in self._queue
-        ]
+        failure = EngineFailure(error)
+        for _, _, request in self._queue:
+            ended.append(result_of(request.request_id, FinishReason.ERROR, failure=failure))
         self._rows.clear()
         self._queue.clear()
         return ended
@@ -255,7 +257,6 @@ class Batch:
         self.num_prefilled_tokens += sum(len(row) for row in ids) - sum(past)
         logits = self._decoder.prefill(first, ids, past, want_logits=True)
         assert logits is not None
-        _note(self._rows[first:], self._decoder.experts())
         for request, leader in followers:
             self._decoder.move(leader, self._take_slot(request), len(request.prompt_ids))
         if followers:
@@ -343,7 +344,6 @@ class Batch:
             self._begin()
         assert self._plan is not None
         logits = self._decoder.decode(self._tokens)
-        _note(self._rows, self._decoder.experts())
         sampled = sample(self._shaped(0, logits), self._next_uniforms(0), self._plan)
         self._tokens = sampled.tokens_B
         return self._record(0, sampled)
@@ -403,6 +403,8 @@ class Batch:
         self._logprobs[rows, lengths] = sampled.logprobs_B.cpu().numpy()
         lengths += 1
         self.num_tokens_sampled += count - first
+        for row, experts in zip(self._rows[first:], self._decoder.experts(), strict=False):
+            row.experts.append(experts)
         if self._changed or self._is_special:
             for index, (row, token) in enumerate(zip(self._rows[first:], host_tokens.tolist(), strict=True)):
                 if row.guide is not None and token not in row.stops:
@@ -535,20 +537,3 @@ class Batch:
         was_free = [slot in self._free for slot in pair]
         for slot, free in zip(swapped, was_free, strict=True):
             (self._free.add if free else self._free.discard)(slot)
-
-
-def _note(rows: Sequence[_Row], experts: Sequence[NDArray[np.int16]]) -> None:
-    for row, new in zip(rows, experts, strict=False):
-        row.experts.append(new)
-
-
-def empty_result(request_id: str, reason: FinishReason, error: str = "") -> GenerationResult:
-    """A reply without tokens."""
-    return GenerationResult(
-        request_id=request_id,
-        token_ids=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        version_spans=(),
-        finish_reason=reason,
-        error=error,
-    )

@@ -39,8 +39,11 @@ class Decoder(ABC, Generic[WeightsT]):
     device: torch.device
     caches: bool
     """Whether slots really hold keys and values, so that a prefix can be reused."""
-    routes = False
-    """Whether the model is a mixture of experts, whose choices `experts` tells."""
+
+    @property
+    def routes(self) -> bool:
+        """Whether the model is a mixture of experts, whose choices `experts` tells."""
+        return False
 
     @abstractmethod
     def build(self, tensors: Tensors) -> WeightsT:

@@ -66,11 +66,14 @@ class GenericDecoder(Decoder[GenericWeights]):
         }
         """Names of the parts in which weights are on disk where they are fused in memory: experts."""
         self._choice = ExpertChoice(self._model)
-        self.routes = self._choice.num_routers > 0
         self._experts: list[NDArray[np.int16]] = []
         self._weights: GenericWeights = {}
         self._ids = np.empty((0, 0), np.int64)
         self._lengths = np.empty(0, np.int64)
+
+    @property
+    def routes(self) -> bool:
+        return self._choice.num_routers > 0
 
     def build(self, tensors: Tensors) -> GenericWeights:
         return {
