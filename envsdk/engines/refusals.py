@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.core import result_of
 from envsdk.engines.engine import (
     EngineAbilities,
     EngineFailure,
@@ -79,12 +78,4 @@ def in_use(request_id: str) -> EngineFailure:
 
 def refused(request_id: str, failure: EngineFailure) -> GenerationResult:
     """The result of a request of which nothing was sampled."""
-    return GenerationResult(
-        request_id=request_id,
-        token_ids=np.zeros(0, np.int32),
-        logprobs=np.zeros(0, np.float32),
-        version_spans=(),
-        finish_reason=FinishReason.ERROR,
-        error=failure.message,
-        error_kind=failure.kind,
-    )
+    return result_of(request_id, FinishReason.ERROR, failure=failure)

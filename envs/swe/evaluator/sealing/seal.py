@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.base.processes.loop_locks import lock_of
-from envsdk.base.store.atomic import write_json_atomically
+from envsdk.base.store.atomic import made_once, write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.limits import allowed_s
@@ -38,9 +38,8 @@ from envsdk.envs.swe.evaluator.sealing.tolerance import tolerant_files
 from envsdk.envs.swe.evaluator.sealing.values import fields_of, holds
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
-from envsdk.envs.swe.tasks.runtime import install, swe_cache
+from envsdk.envs.swe.tasks.runtime import swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
-from envsdk.envs.swe.tasks.trees import building
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.rewards.sandbox.scratch import scratch_folder
 from envsdk.rewards.sandbox.threads import in_thread
@@ -154,12 +153,11 @@ class _Maker:
             self._seal = Seal(problem=str(error), gold_s=self._seal.gold_s)
 
     def write(self, target: Path) -> None:
-        with building(target) as folder:
+        with made_once(target) as folder:
             if not self._seal.problem:
                 _copy(self._tests, folder / "tests")
                 _lay(folder / "tests", self._sealed)
             write_json_atomically(folder / "seal.json", asdict(self._seal))
-            install(folder, target)
 
     async def _make(self) -> None:
         plain = await self._run({})
