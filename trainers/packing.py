@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -36,6 +38,8 @@ class Row:
     """`[num_scored]`: indices in the sequence, ascending, all >= 1; token t is predicted at input t - 1."""
     targets: NDArray[np.int64]
     """`[num_scored]`: the ids at `scored`."""
+    support: Support | None = None
+    """`[num_scored]`: the tokens that could be drawn there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +64,15 @@ class MicroBatch:
     positions_N: NDArray[np.int64]
     """Flat indices into `[B * T]` of the inputs that predict `targets_N`, row by row."""
     targets_N: NDArray[np.int64]
+    support_N: Support | None = None
+    """The tokens that could be drawn in the places of `targets_N`."""
     num_real_tokens: int
     """Inputs that are not padding."""
     is_filler: bool = False
     """It repeats a row to keep this rank in step with the others: it counts nowhere and weighs nothing."""
 
 
-def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
+def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8], support: Support | None = None) -> Row | None:
     """The row of a sequence whose tokens with `mask` 1 are scored; None when there are none.
 
     The first token has nothing before it and is never scored.
@@ -78,6 +84,7 @@ def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
         input_ids=ids[: scored[-1]].astype(np.int64),
         scored=scored,
         targets=ids[scored].astype(np.int64),
+        support=None if support is None else support.take(scored),
     )
 
 
@@ -190,5 +197,8 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
         tree=Tree(depths_BT=depths_BT, ends_BT=ends_BT) if len(members) > len(lines) else None,
         positions_N=np.concatenate(positions),
         targets_N=np.concatenate([rows[index].targets for index in members]),
+        support_N=Support.joined(
+            [rows[index].support for index in members], [len(rows[index].scored) for index in members]
+        ),
         num_real_tokens=sum(lengths),
     )

@@ -55,7 +55,9 @@ class BatchRows:
 
     def __init__(self, batch: TrainBatch, args: AlgorithmArgs, *, seed: int, with_values: bool) -> None:
         self._args = args
-        self.rows = [make_row(sequence.ids, sequence.response_mask) for sequence in batch.sequences]
+        self.rows = [
+            make_row(sequence.ids, sequence.response_mask, sequence.support) for sequence in batch.sequences
+        ]
         all_needed = (
             with_values
             or args.kl_loss_coef > 0

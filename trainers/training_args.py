@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,6 +69,9 @@ PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 
 class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
+
+    takes_support: ClassVar[bool] = True
+    """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
 
     dtype: DType = "auto"
     """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the

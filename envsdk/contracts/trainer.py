@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
@@ -40,6 +42,8 @@ class TrainSequence:
     trajectory_id: str | None = None
     """The segments of one trajectory share it: they are one in a mean over sequences, and
     are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
+    support: Support | None = None
+    """Which tokens could be drawn: log-probabilities are normalized over them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +109,13 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0."""
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], supports: Sequence[Support | None] = ()
+    ) -> list[NDArray[np.float32]]:
+        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0.
+
+        `supports`: which tokens could be drawn, of each sequence; given only where some is told.
+        """
 
     @abstractmethod
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

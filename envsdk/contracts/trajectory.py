@@ -29,6 +29,7 @@ from envsdk.contracts.players import POLICY, Result, Seat
 from envsdk.contracts.prompts import Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
+from envsdk.contracts.support import Support
 
 NO_VERSION = -1
 """Version of a token that no policy sampled."""
@@ -74,6 +75,8 @@ class TokenArrays:
     """Log-probability (nats) under the policy that sampled the token; 0 where the mask is 0."""
     versions: NDArray[np.int32]
     """Weight publication that sampled the token; `NO_VERSION` where the mask is 0."""
+    support: Support | None = None
+    """Which tokens could be drawn, where tokens were left out and that is recorded."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,7 +96,7 @@ _UNVERSIONED = array("i", (NO_VERSION,))
 class TokenLog:
     """Append-only log of one sequence, owned by one env manager."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_versions")
+    __slots__ = ("_ids", "_logprobs", "_mask", "_supports", "_versions")
 
     def __init__(self) -> None:
         # 13 bytes a token, copied as one block: a long log is read in every turn.
@@ -101,6 +104,8 @@ class TokenLog:
         self._mask = array("b")
         self._logprobs = array("f")
         self._versions = array("i")
+        self._supports: dict[int, Support] = {}
+        """By the place of the first token."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -125,7 +130,11 @@ class TokenLog:
         self._versions += _UNVERSIONED * count
 
     def append_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[VersionSpan]
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[VersionSpan],
+        support: Support | None = None,
     ) -> None:
         """Append one reply. ValueError unless the spans cover it in order, without gap or overlap."""
         if len(logprobs) != len(ids):
@@ -137,13 +146,18 @@ class TokenLog:
             versions += array("i", (span.version,)) * (span.end - span.start)
         if len(versions) != len(sampled):
             raise ValueError(f"version spans cover {len(versions)} of {len(sampled)} sampled tokens")
+        if support is not None:
+            self._supports[len(self)] = support
         self._ids += sampled
         self._mask += _SAMPLED * len(sampled)
         self._logprobs += given_logprobs
         self._versions += versions
 
     def extend(self, other: TokenLog, start: int) -> None:
-        """Append the tokens of another log from `start` on."""
+        """Append the tokens of another log from `start` on, where no reply began before and goes on."""
+        self._supports |= {
+            place + len(self) - start: each for place, each in other._supports.items() if place >= start
+        }
         self._ids += other._ids[start:]
         self._mask += other._mask[start:]
         self._logprobs += other._logprobs[start:]
@@ -156,7 +170,16 @@ class TokenLog:
             response_mask=np.array(self._mask, np.int8),
             behavior_logprobs=np.array(self._logprobs, np.float32),
             versions=np.array(self._versions, np.int32),
+            support=self._support(),
         )
+
+    def _support(self) -> Support | None:
+        parts, lengths, end = list[Support | None](), list[int](), 0
+        for place, support in self._supports.items():
+            parts += [None, support]
+            lengths += [place - end, len(support)]
+            end = place + len(support)
+        return Support.joined([*parts, None], [*lengths, len(self) - end])
 
 
 class FinishReason(StrEnum):
@@ -367,7 +390,9 @@ _COLUMNS = {"ids": np.int32, "response_mask": np.int8, "behavior_logprobs": np.f
 
 
 def _packed(tokens: TokenArrays) -> tuple[bytes, ...]:
-    columns = ((getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items())
+    columns = [(getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items()]
+    if (support := tokens.support) is not None:
+        columns += [(support.counts, np.int32), (support.ids, np.int32)]
     return tuple(column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
 
 
@@ -376,6 +401,10 @@ def _unpickled(*values: Any) -> Trajectory:
     row[_TASK] = _TASKS.make(row[_TASK])
     row[_TURNS] = type(row[_TURNS])(_TURN.make(turn) for turn in row[_TURNS])
     if row[_TOKENS] is not None:
-        columns = zip(_COLUMNS.items(), row[_TOKENS], strict=True)
-        row[_TOKENS] = TokenArrays(**{name: np.frombuffer(data, dtype) for (name, dtype), data in columns})
+        columns = zip(_COLUMNS.items(), row[_TOKENS], strict=False)
+        arrays: dict[str, Any] = {name: np.frombuffer(data, dtype) for (name, dtype), data in columns}
+        if of_support := row[_TOKENS][len(_COLUMNS) :]:
+            counts, ids = (np.frombuffer(data, np.int32) for data in of_support)
+            arrays["support"] = Support(counts=counts, ids=ids)
+        row[_TOKENS] = TokenArrays(**arrays)
     return _TRAJECTORY.make(row)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.sampling import SamplingParams
 
@@ -111,6 +112,8 @@ class GenerationResult:
     """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
     prompt_scores: PromptScores | None = None
     """Where `prompt_logprobs` are asked for and the reply is complete."""
+    support: Support | None = None
+    """At the sampled positions, where it is asked for and tokens were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,8 @@ class TokenDelta:
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_tokens)` of this delta in order."""
     top: TopTokens | None = None
+    """As in the result."""
+    support: Support | None = None
     """As in the result."""
 
 
@@ -158,6 +163,8 @@ class EngineAbilities:
     """Tells the likeliest tokens of each position; an engine that cannot answers with an error."""
     prompt_logprobs: bool = False
     """Scores prompts; an engine that cannot answers with an error."""
+    support: bool = False
+    """Tells which tokens could be drawn; an engine that cannot answers with an error."""
     lora: bool = False
     """Takes weights that are a LoRA adapter; see `WeightReference`."""
     logprobs: bool = True

@@ -41,6 +41,8 @@ def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineF
         return _lacks("top_logprobs", "does not tell the likeliest tokens")
     if sampling.prompt_logprobs and not abilities.prompt_logprobs:
         return _lacks("prompt_logprobs", "does not score prompts")
+    if sampling.tells_support and not abilities.support:
+        return _lacks("support", "does not tell which tokens top_k, top_p and min_p leave")
     return None
 
 

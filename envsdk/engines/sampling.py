@@ -150,6 +150,13 @@ class SamplingParams(SamplingShape):
     """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`."""
     prompt_logprobs: bool = False
     """Tell the log-probabilities of the prompt's tokens, of an engine with the ability `prompt_logprobs`."""
+    support: bool = False
+    """Where tokens are left out, tell which could be drawn, of an engine with the ability `support`."""
+
+    @property
+    def tells_support(self) -> bool:
+        """Whether the result has a `Support`."""
+        return self.support and self.is_truncated
 
     def with_seed(self, seed: int | None) -> SamplingParams:
         """The same with this seed: `dataclasses.replace`, which every turn needs, in a third of the time."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.sampling import SamplingShape
 
 
 class EngineSettings(StrictSettings):
@@ -22,6 +23,13 @@ class EngineSettings(StrictSettings):
     def is_one_server(self) -> bool:
         """Whether every engine with these settings would be the same server, which belongs to one."""
         return False
+
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        """Why the engine does not tell which tokens `sampling` leaves to draw from; empty where it does.
+
+        `others`: of requests that do not ask for it.
+        """
+        return "the engine does not tell it"
 
     def weights_and_keys(
         self,

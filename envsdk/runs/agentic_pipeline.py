@@ -23,7 +23,7 @@ from envsdk.contracts.trainer import TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.runs.checkpoints import RunState, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
@@ -235,12 +235,12 @@ class AgenticPipeline:
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, call, trainers = self.config.algorithm, self.batches.call, self.trainers
-        ids = token_ids(trajectories)
+        scored = (token_ids(trajectories), supports(trajectories))
         reference_logprobs = logprobs = values = None
         if trainers.reference is not None:
-            reference_logprobs = await call(trainers.reference.logprobs(ids))
+            reference_logprobs = await call(trainers.reference.logprobs(*scored))
         if args.init_kl_coef > 0:
-            logprobs = await call(trainers.actor.logprobs(ids))
+            logprobs = await call(trainers.actor.logprobs(*scored))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
         return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)

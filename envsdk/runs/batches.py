@@ -19,6 +19,7 @@ from envsdk.algorithms.rewards import mean_kl
 from envsdk.algorithms.units import in_parts
 from envsdk.contracts.failures import TrainerError
 from envsdk.contracts.segments import Segment, last_segment
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
 
@@ -74,6 +75,12 @@ def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> 
     """
     ids = [segment.tokens.ids for segment in segments_of(trajectories) if segment.tokens is not None]
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids
+
+
+def supports(trajectories: Sequence[Trajectory]) -> list[Support | None]:
+    """Which tokens could be drawn, of each segment; empty where none tells."""
+    found = [segment.tokens.support for segment in segments_of(trajectories) if segment.tokens is not None]
+    return [] if all(each is None for each in found) else found
 
 
 def segments_of(trajectories: Sequence[Trajectory]) -> list[Segment]:
@@ -168,6 +175,7 @@ def _sequence(
         reference_logprobs=_at(scores.reference_logprobs, index),
         old_values=None if values is None else values[:-1],
         trajectory_id=trajectory.trajectory_id,
+        support=tokens.support,
     )
 
 

@@ -30,6 +30,7 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
@@ -136,8 +137,11 @@ class TrainerGroup:
         metrics: dict[str, float] = await self._on_all("train_step", ray.put(batch))
         return metrics
 
-    async def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences))
+    async def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], supports: Sequence[Support | None] = ()
+    ) -> list[NDArray[np.float32]]:
+        more = [ray.put(supports)] if supports else []
+        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences), *more)
         return scores
 
     async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

@@ -18,6 +18,7 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.travel import DriverFiles, FileServer
 from envsdk.contracts.failures import StorageError
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
 from envsdk.weights.delta import WeightBase
@@ -70,8 +71,10 @@ class TrainerHost(FileServer):
         """Metrics of the step."""
         return self._trainer.train_step(batch)
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
-        scores = self._trainer.logprobs(sequences)
+    def logprobs(
+        self, sequences: Sequence[NDArray[np.int32]], *supports: Sequence[Support | None]
+    ) -> Scores | None:
+        scores = self._trainer.logprobs(sequences, *supports)
         return scores if self._is_reporting_rank else None
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:

@@ -77,6 +77,7 @@ class EmbeddedCore(Core):
             logit_changes=True,
             top_logprobs=True,
             prompt_logprobs=True,
+            support=True,
             lora=True,
             progress=True,
         )

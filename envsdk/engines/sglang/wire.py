@@ -39,6 +39,8 @@ class Delta:
     """Prompt tokens that were computed rather than found in the cache; sent with the finish reason."""
     told: str = ""
     """The server's words on an abort."""
+    sets: Sequence[Sequence[int]] = ()
+    """Tokens that could be drawn at the place of each of `token_ids`, where the server tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class _MetaInfo(BaseModel):
     weight_versions: list[_Span] = []
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
     output_token_sampling_logprobs: list[float | None] = []
+    output_token_sampling_mask: list[Any] = []
 
 
 class _Message(BaseModel):
@@ -182,15 +185,17 @@ def read_message(data: str, *, body: Mapping[str, Any], num_known: int, stamp: s
             f"sent {len(output_ids)}"
         )
     logprobs = _logprobs(meta, body, token_ids, num_new)
+    sets = _newest(meta.output_token_sampling_mask, num_new, meta.completion_tokens) or ()
     if finish is None:
-        return Delta(token_ids, logprobs, None)
+        return Delta(token_ids, logprobs, None, sets=sets)
     reason = _FINISH_REASONS.get(finish.type)
     if reason is None:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{finish.type}`")
     _check_stamps(meta, stamp)
     if reason is FinishReason.STOP and (not token_ids or finish.matched != token_ids[-1]):
         raise ReplyRefused(f"the server stopped at {finish.matched!r}, which is not the reply's last token")
-    return Delta(token_ids, logprobs, reason, max(0, meta.prompt_tokens - meta.cached_tokens), finish.message)
+    num_prefilled = max(0, meta.prompt_tokens - meta.cached_tokens)
+    return Delta(token_ids, logprobs, reason, num_prefilled, finish.message, sets)
 
 
 _T = TypeVar("_T")

@@ -68,6 +68,7 @@ class VLLMCore(TaskCore):
             lora=settings.enable_lora,
             progress=True,
             processed_logprobs=settings.logprobs == "sampling",
+            support=bool(settings.return_sampling_mask),
         )
         self.max_open = config.max_running
         self._backend = backend

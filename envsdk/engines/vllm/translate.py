@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
 from envsdk.engines.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
@@ -101,6 +102,7 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
         version_spans=version_spans(completion.weight_versions or (), len(token_ids)),
         finish_reason=reason,
         error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
+        support=_support(completion, 0),
     )
 
 
@@ -115,7 +117,13 @@ def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelt
         token_ids=token_ids[num_known:],
         logprobs=logprobs[num_known:],
         version_spans=spans_within(version_spans(completion.weight_versions, count), num_known, count),
+        support=_support(completion, num_known),
     )
+
+
+def _support(completion: Any, start: int) -> Support | None:
+    mask = getattr(completion, "sampling_mask", None)
+    return None if mask is None else Support.of(mask.token_ids[start : len(completion.token_ids)])
 
 
 def _tokens(completion: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
