@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
-from envsdk.algorithms.logits import ProjectedTokens, projected_tokens, token_logprobs_and_entropy
+from envsdk.algorithms.logits import (
+    LogitTransform,
+    ProjectedTokens,
+    projected_tokens,
+    token_logprobs_and_entropy,
+)
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
@@ -28,13 +34,40 @@ from envsdk.trainers.training_args import PLAIN_MODEL_TYPES, TransformersArgs
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
 
+_TRIED = (-1000.0, -30.0, -1.0, 0.0, 0.5, 7.0, 300.0)
+"""Outputs of the head whose logits are looked at."""
+
+
+class _HiddenStates(BaseModelOutput):
+    """What the layers give; all else that families ask for is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def transform_of(model: Any, head: nn.Module) -> LogitTransform | None:
+    """How the model makes its logits of the head's products, found by trial; None: in another way."""
+    config, base = model.config.get_text_config(), model.base_model
+    if type(head) is not nn.Linear or head.bias is not None or base is model:
+        return None
+    scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    transform = LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+    products = torch.tensor([[_TRIED]])
+    hidden = _HiddenStates(last_hidden_state=products.new_zeros(1, 1, head.in_features))
+    base.forward, head.forward = lambda *_, **__: hidden, lambda _: products
+    try:
+        logits = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False).logits
+    finally:
+        del base.forward, head.forward
+    return transform if torch.allclose(logits, transform(products.clone())) else None
+
 
 class CausalLM:
     """Weights in float32, without dropout; optionally with a linear value head on the last hidden state.
 
     The vocabulary is projected at the asked positions alone: a hook narrows what enters the output
-    embedding, so whatever a model does to its logits afterwards (scaling, soft-capping) still happens.
-    Where it does nothing, the output embedding gives the scores of tokens instead of their logits.
+    embedding, so whatever a model does to its logits afterwards still happens. Where that is known (nothing,
+    scaling, soft-capping), scores of tokens take the place of logits, of which there are only ever a few.
     """
 
     def __init__(
@@ -63,12 +96,15 @@ class CausalLM:
         self._hidden_NH: Tensor | None = None
         self._project: Callable[[Tensor, Tensor], ProjectedTokens] | None = None
         """Takes hidden states and the output embedding's weight while scores are asked for."""
+        self._scores_1N3: Tensor | None = None
         head = self.model.get_output_embeddings()
+        self.transform = transform_of(self.model, head)
+        """None: logits are kept."""
         head.register_forward_pre_hook(self._keep_asked_positions)
-        is_plain = self.model.config.model_type in PLAIN_MODEL_TYPES
-        self._projects = is_plain and type(head) is nn.Linear and head.bias is None
-        if self._projects:
+        if self.transform is not None:
             head.forward = partial(self._logits_or_scores, head)
+            self.model.register_forward_hook(self._put_scores)
+        is_plain = self.model.config.model_type in PLAIN_MODEL_TYPES
         self.pairs_per_token = self._pairs_per_token() if is_plain else 0.0
         """See `pack`; 0 where the model's attention takes no mask."""
         self.model.eval()
@@ -175,7 +211,7 @@ class CausalLM:
                 logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False, **inputs).logits
             hidden_NH = self._hidden_NH
         finally:
-            self._positions_N = self._hidden_NH = None
+            self._positions_N = self._hidden_NH = self._scores_1N3 = None
         assert hidden_NH is not None
         return logits_1NV[0], hidden_NH
 
@@ -185,12 +221,13 @@ class CausalLM:
         """Scores of the targets, and last hidden states `[N, H]`; see `token_logprobs_and_entropy`."""
         targets_N = torch.from_numpy(batch.targets_N).to(self.device)
         settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
-        if not self._projects:
+        if self.transform is None:
             logits_NV, hidden_NH = self.forward(batch)
             tops_N, _ = token_logprobs_and_entropy(logits_NV.detach(), logits_NV.argmax(-1), **settings)
             found = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
             return ProjectedTokens(*found, tops_N), hidden_NH
-        self._project = partial(projected_tokens, ids_N=targets_N, dtype=self.dtype, **settings)
+        settings |= {"ids_N": targets_N, "dtype": self.dtype, "transform": self.transform}
+        self._project = partial(projected_tokens, **settings)
         try:
             scores_N3, hidden_NH = self.forward(batch)
         finally:
@@ -216,7 +253,12 @@ class CausalLM:
     def _logits_or_scores(self, head: nn.Linear, hidden_1NH: Tensor) -> Tensor:
         if self._project is None:
             return nn.functional.linear(hidden_1NH, head.weight)
-        return torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        self._scores_1N3 = torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        return hidden_1NH  # which the model takes for logits
+
+    def _put_scores(self, module: nn.Module, inputs: object, output: Any) -> None:
+        if self._scores_1N3 is not None:
+            output.logits = self._scores_1N3
 
     def _mask_and_positions(self, tree: Tree) -> dict[str, Tensor]:
         depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)

@@ -104,9 +104,6 @@ class TransformersArgs(StrictSettings):
         gathered = self.gathered_memory(model, ranks)
         if ranks == 1 and element_bytes < FLOAT32:
             gathered = {"weights in bfloat16": element_bytes * model.num_parameters}
-        logits = {"logits, if every token is scored": model.logit_bytes(num_tokens)}
-        if model.model_type in PLAIN_MODEL_TYPES:
-            logits = {"logits, and gradient of the embeddings": model.score_bytes(num_tokens)}
         # In float32: weights, gradient, two moments.
         return {
             "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
@@ -114,7 +111,7 @@ class TransformersArgs(StrictSettings):
             "activations": model.activation_bytes(
                 num_tokens, element_bytes, recomputed=self.gradient_checkpointing
             ),
-            **logits,
+            "logits, and gradient of the embeddings": model.score_bytes(num_tokens),
         }
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:

@@ -35,6 +35,22 @@ def token_logprobs_and_entropy(
     return logprobs_N, entropy_N
 
 
+class LogitTransform(NamedTuple):
+    """How logits are made of z = hidden @ weight.T: scale * z, or softcap * tanh(scale * z / softcap)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        """In place."""
+        if self.scale != 1:
+            products.mul_(self.scale)
+        return products if self.softcap is None else products.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+AS_THEY_ARE = LogitTransform()
+
+
 class ProjectedTokens(NamedTuple):
     """Scores of tokens, float32 `[N]`."""
 
@@ -52,13 +68,14 @@ def projected_tokens(
     dtype: torch.dtype,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
+    transform: LogitTransform = AS_THEY_ARE,
 ) -> ProjectedTokens:
-    """`token_logprobs_and_entropy` of logits = hidden @ weight.T, which are never all in memory.
+    """`token_logprobs_and_entropy` of logits = transform(hidden @ weight.T), which are never all in memory.
 
     They are computed for a few tokens at a time, with operands of `dtype`, and again in the backward pass.
     """
     return ProjectedTokens(
-        *_Projection.apply(hidden_NH, weight_VH, ids_N, dtype, temperature, entropy_gradient)  # type: ignore[no-untyped-call]
+        *_Projection.apply(hidden_NH, weight_VH, ids_N, dtype, temperature, entropy_gradient, transform)  # type: ignore[no-untyped-call]
     )
 
 
@@ -67,11 +84,11 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, ids_N: Tensor, *settings: Any) -> Any:
-        dtype, temperature, entropy_gradient = settings
+        dtype, temperature, entropy_gradient, transform = settings
         weight = weight_VH.to(dtype)
         parts = []
         for hidden, ids in _chunks(len(weight), hidden_NH.to(dtype), ids_N):
-            logits = (hidden @ weight.t()).float().div_(temperature)
+            logits = transform((hidden @ weight.t()).float()).div_(temperature)
             tops = logits.amax(-1)
             probabilities = (logits - tops[:, None]).exp_()
             totals = probabilities.sum(-1)
@@ -81,7 +98,7 @@ class _Projection(torch.autograd.Function):
             parts.append((chosen - normalizers, entropies, tops - normalizers, normalizers))
         logprobs_N, entropy_N, tops_N, normalizers_N = map(torch.cat, zip(*parts, strict=True))
         ctx.save_for_backward(hidden_NH, weight_VH, ids_N, normalizers_N, entropy_N)
-        ctx.dtype, ctx.temperature, ctx.entropy_gradient = dtype, temperature, entropy_gradient
+        ctx.dtype, ctx.temperature, ctx.entropy_gradient, ctx.transform = settings
         ctx.mark_non_differentiable(tops_N, *(() if entropy_gradient else (entropy_N,)))
         return logprobs_N, entropy_N, tops_N
 
@@ -94,13 +111,17 @@ class _Projection(torch.autograd.Function):
         for hidden, ids, normalizers, entropies, by_logprob, by_entropy in _chunks(
             len(weight), hidden_NH.to(ctx.dtype), ids_N, normalizers_N, entropy_N, *gradients[:2]
         ):
-            surprisals = (hidden @ weight.t()).float().div_(-ctx.temperature).add_(normalizers[:, None])
+            logits = ctx.transform((hidden @ weight.t()).float())
+            capped = None if ctx.transform.softcap is None else (logits / ctx.transform.softcap).square_()
+            surprisals = logits.div_(-ctx.temperature).add_(normalizers[:, None])
             by_logits = surprisals.neg().exp_()
             factors = by_logprob[:, None]
             if ctx.entropy_gradient:
                 factors = (entropies[:, None] - surprisals).mul_(by_entropy[:, None]).add_(factors)
             by_logits.mul_(factors).neg_().scatter_add_(1, ids[:, None], by_logprob[:, None])
-            by_logits = by_logits.div_(ctx.temperature).to(ctx.dtype)
+            if capped is not None:
+                by_logits.mul_(capped.neg_().add_(1))
+            by_logits = by_logits.div_(ctx.temperature / ctx.transform.scale).to(ctx.dtype)
             parts.append(by_logits @ weight)
             if by_weight_VH is not None:
                 # In parts: the product is in `dtype`, and adding it makes a float32 copy.
@@ -108,7 +129,7 @@ class _Projection(torch.autograd.Function):
                     rows = slice(start, start + _ROWS_AT_ONCE)
                     by_weight_VH[rows] += by_logits[:, rows].t() @ hidden
         by_weight = None if by_weight_VH is None else by_weight_VH.to(weight_VH.dtype)
-        return torch.cat(parts).to(hidden_NH.dtype), by_weight, None, None, None, None
+        return torch.cat(parts).to(hidden_NH.dtype), by_weight, None, None, None, None, None
 
 
 def _chunks(vocab_size: int, *tensors_N: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from envsdk.algorithms.kl import K3_MAX_WEIGHT, kl_estimate
-from envsdk.algorithms.logits import projected_tokens, token_logprobs_and_entropy
+from envsdk.algorithms.logits import LogitTransform, projected_tokens, token_logprobs_and_entropy
 from envsdk.algorithms.losses import value_loss
 
 logprobs = st.floats(-2.9, -0.01)
@@ -141,22 +141,23 @@ def test_k1_and_k3_average_to_the_exact_divergence_and_k2_has_its_gradient(seed:
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (1.0, 2.0), (1.5, 3.0)])
 def test_scores_and_gradients_without_logits_are_those_of_logits(
-    entropy_gradient, temperature, monkeypatch: pytest.MonkeyPatch
+    entropy_gradient, temperature, scale, softcap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envsdk.algorithms.logits.LOGITS_AT_ONCE", 60)  # three tokens
     torch.manual_seed(0)
-    hidden, weight = torch.randn(13, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    hidden = (0.3 * torch.randn(13, 8)).requires_grad_()
+    weight = torch.randn(20, 8, requires_grad=True)
     ids, by_logprob, by_entropy = torch.randint(0, 20, (13,)), torch.randn(13), torch.randn(13)
-    logits = hidden @ weight.t()
-    expected = token_logprobs_and_entropy(
-        logits, ids, temperature=temperature, entropy_gradient=entropy_gradient
-    )
-    found = projected_tokens(
-        hidden, weight, ids, dtype=torch.float32, temperature=temperature, entropy_gradient=entropy_gradient
-    )
+    logits = scale * (hidden @ weight.t())
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    settings = {"temperature": temperature, "entropy_gradient": entropy_gradient}
+    expected = token_logprobs_and_entropy(logits, ids, **settings)
+    transform = LogitTransform(scale, softcap)
+    found = projected_tokens(hidden, weight, ids, dtype=torch.float32, transform=transform, **settings)
     tops = torch.log_softmax(logits / temperature, -1).amax(-1)
-    torch.testing.assert_close(tuple(found), (*expected, tops.detach()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(tuple(found), (*expected, tops.detach()), rtol=1e-6, atol=1e-6)
     assert found.entropy_N.requires_grad == entropy_gradient
 
     def gradients(logprobs: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
