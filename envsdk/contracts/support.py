@@ -48,6 +48,12 @@ class Support:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def check(self, drawn: NDArray[np.int32]) -> None:
+        """ValueError unless these tokens, one of each place, are in its sets."""
+        is_whole = len(drawn) == len(self)
+        if not is_whole or (self.ids == np.repeat(drawn, self.counts)).sum() != np.count_nonzero(self.counts):
+            raise ValueError("the engine's support of a reply lacks a token that was drawn")
+
     def take(self, places: slice | NDArray[np.int64]) -> Support:
         """The sets at these places, in their order."""
         counts, starts = self.counts[places], (np.cumsum(self.counts) - self.counts)[places]

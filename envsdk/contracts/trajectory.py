@@ -136,7 +136,8 @@ class TokenLog:
         spans: Sequence[VersionSpan],
         support: Support | None = None,
     ) -> None:
-        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap."""
+        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap, and the
+        support has each of its tokens."""
         if len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens but {len(logprobs)} log-probabilities")
         sampled, given_logprobs, versions = array("i", ids), array("f", logprobs), array("i")
@@ -147,6 +148,7 @@ class TokenLog:
         if len(versions) != len(sampled):
             raise ValueError(f"version spans cover {len(versions)} of {len(sampled)} sampled tokens")
         if support is not None:
+            support.check(np.array(sampled, np.int32))
             self._supports[len(self)] = support
         self._ids += sampled
         self._mask += _SAMPLED * len(sampled)

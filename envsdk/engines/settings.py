@@ -29,7 +29,7 @@ class EngineSettings(StrictSettings):
 
         `others`: of requests that do not ask for it.
         """
-        return "the engine does not tell it"
+        return "the engine does not tell them"
 
     def weights_and_keys(
         self,

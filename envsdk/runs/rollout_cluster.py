@@ -20,6 +20,7 @@ import ray
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import engine_settings
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
@@ -264,7 +265,7 @@ def _engines_spec(
                 model=model,
                 sequence_length=config.sequence_length,
                 max_running=infer.infer_batch_size,
-                strategy_config=infer.settings,
+                strategy_config=engine_settings(config),
                 seed=config.seed + index,
                 reproducible=config.largest_depth == 0,
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -186,9 +185,6 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
         return Delta((), (), reason)
     logprobs = _logprobs(choice, len(choice.token_ids), with_logprobs)
     sets = choice.sampling_mask or ()
-    is_whole = len(sets) == len(choice.token_ids)
-    if sets and not (is_whole and all(map(operator.contains, sets, choice.token_ids))):
-        raise ReplyRefused("the server's sampling_mask is not that of its token_ids")
     return Delta(choice.token_ids, logprobs, reason, choice.weight_versions or (), sets)
 
 

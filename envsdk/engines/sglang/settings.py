@@ -133,8 +133,8 @@ class SGLangSettings(PassThroughSettings):
 
     def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
         if self.logprobs != "sampling":
-            return "SGLang tells it with `logprobs: sampling` alone"
-        return "" if sampling.top_k else "SGLang tells it only with a top_k"
+            return "SGLang tells them with `logprobs: sampling` alone"
+        return "" if sampling.top_k else "SGLang tells them only with a top_k"
 
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.

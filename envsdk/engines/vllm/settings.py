@@ -109,9 +109,11 @@ class VLLMSettings(PassThroughSettings):
         if self.return_sampling_mask is False:
             return "return_sampling_mask is false"
         if self.logprobs != "sampling":
-            return "vLLM tells it with `logprobs: sampling` alone"
+            return "vLLM tells them with `logprobs: sampling` alone"
         bounded = all(each.top_k > 0 and each.temperature > 0 for each in (sampling, *others))
-        needed = "vLLM tells it only if all replies, also of evaluations, have a top_k and a temperature > 0"
+        needed = (
+            "vLLM tells them only if all replies, evaluations included, have a top_k and a temperature > 0"
+        )
         return "" if bounded else needed
 
     def identity(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class _Request:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
+    sampling_mask: list[list[int]] = field(default_factory=list)
     num_told: int = 0
     finish: dict[str, Any] | None = None
     to_finish: bool = False
@@ -336,6 +337,7 @@ class Engine:
         request.output_ids.append(token)
         request.logprobs.append(float(plain[token]))
         request.sampling_logprobs.append(float(truncated[token]))
+        request.sampling_mask.append(np.flatnonzero(np.isfinite(truncated)).tolist())
         room = self.context_length - len(request.body["input_ids"])
         if request.to_finish:
             told = {"message": "Aborted", "status_code": None, "err_type": None}
@@ -364,6 +366,7 @@ class Engine:
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_logprobs"] = request.sampling_logprobs[start:]
+            meta["output_token_sampling_mask"] = request.sampling_mask[start:]
         if request.finish:
             starts = 0
             meta["weight_versions"] = []
