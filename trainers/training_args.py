@@ -72,6 +72,8 @@ class TransformersArgs(StrictSettings):
 
     takes_support: ClassVar[bool] = True
     """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
+    scores_several: ClassVar[bool] = True
+    """The loss may depend on more tokens in a place than the sampled one."""
 
     dtype: DType = "auto"
     """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the

@@ -21,6 +21,29 @@ from envsdk.contracts.support import Support
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """What a teacher thinks of one sequence; nats, at temperature 1, 0 at the first token."""
+
+    logprobs: NDArray[np.float32]
+    """`[num_tokens]`, of the tokens themselves."""
+    top_ids: NDArray[np.int32] | None = None
+    """`[num_tokens, K]`: its likeliest tokens in the place of each (`distill_top_k`)."""
+    top_logprobs: NDArray[np.float32] | None = None
+    """`[num_tokens, K]`"""
+    coef: float = 1.0
+    """Its weight."""
+
+    def take(self, places: NDArray[np.int64]) -> TeacherScores:
+        """The scores at these places."""
+        return TeacherScores(
+            logprobs=self.logprobs[places],
+            top_ids=None if self.top_ids is None else self.top_ids[places],
+            top_logprobs=None if self.top_logprobs is None else self.top_logprobs[places],
+            coef=self.coef,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
     """One token sequence to learn from; arrays are `[num_tokens]`."""
 
@@ -44,6 +67,8 @@ class TrainSequence:
     are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
     support: Support | None = None
     """Which tokens could be drawn: log-probabilities are normalized over them."""
+    teacher: TeacherScores | None = None
+    """Where the loss distills (`distill_as: loss`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,9 @@ class EngineSettings(StrictSettings):
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 
+    scores_prompts: ClassVar[bool] = False
+    """Its ability `prompt_logprobs`."""
+
     @property
     def is_one_server(self) -> bool:
         """Whether every engine with these settings would be the same server, which belongs to one."""

@@ -11,19 +11,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envsdk.base.display.progress import ProgressDisplay, Validation
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
+from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.failures import Interrupted, RolloutStalled
-from envsdk.contracts.trainer import TrainBatch
+from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, tags_of, token_ids
 from envsdk.runs.checkpoints import RunState, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
@@ -80,6 +85,7 @@ class AgenticPipeline:
         self.validations = {
             step: metrics for step, metrics in validations_of(folder.path).items() if step < folder.first_step
         }
+        self._teacher_of = teachers_by_tag(config)
         self._kl_coef: float | None = None
         if config.target_kl is not None and folder.checkpoint is not None:
             self._kl_coef = folder.checkpoint.state.kl_coef
@@ -243,7 +249,23 @@ class AgenticPipeline:
             logprobs = await call(trainers.actor.logprobs(*scored))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
-        return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
+        teacher = await self._teacher_scores(scored[0], tags_of(trajectories)) if trainers.teachers else ()
+        return ModelScores(
+            logprobs=logprobs, reference_logprobs=reference_logprobs, values=values, teacher=teacher
+        )
+
+    async def _teacher_scores(
+        self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
+    ) -> list[TeacherScores | None]:
+        """Of each sequence, of a tag, by the tag's teacher."""
+        found: list[TeacherScores | None] = [None] * len(ids)
+        num_top = self.config.distill_top_k
+        for name, group in self.trainers.teachers.items():
+            own = [place for place, tag in enumerate(tags) if self._teacher_of.get(tag) == name]
+            scores = await self.batches.call(group.score([ids[place] for place in own], num_top))
+            for place, each in zip(own, scores, strict=True):
+                found[place] = replace(each, coef=self.config.teachers[name].coef)
+        return found
 
     async def close(self, *, patience_s: float) -> None:
         """End the processes of the run."""

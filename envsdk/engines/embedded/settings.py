@@ -17,6 +17,8 @@ FAST_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 class EmbeddedSettings(EngineSettings):
     """`strategy_config` of the embedded engine."""
 
+    scores_prompts = True
+
     num_threads: PositiveInt = 1
     """Threads of one PyTorch operation. One is fastest for models of a few million parameters."""
     dtype: DType = "auto"
