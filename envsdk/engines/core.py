@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from envsdk.engines.engine import (
     ErrorKind,
     GenerationRequest,
     GenerationResult,
+    PromptScores,
     TokenDelta,
     WeightReference,
 )
@@ -70,6 +71,8 @@ class Reply:
     spans: list[VersionSpan] = field(default_factory=list, init=False)
     sets: list[Sequence[int]] = field(default_factory=list, init=False)
     """Tokens that could be drawn at each place, where the request asks for them."""
+    prompt_scores: PromptScores | None = field(default=None, init=False)
+    """Where the request asks for them and they have come."""
 
     def take(
         self,
@@ -119,7 +122,8 @@ class Reply:
 
     def _result(self, reason: FinishReason, failure: EngineFailure | None = None) -> GenerationResult:
         sampled = self.token_ids, self.logprobs, self.spans
-        return result_of(self.request.request_id, reason, *sampled, failure, self.sets)
+        result = result_of(self.request.request_id, reason, *sampled, failure, self.sets)
+        return replace(result, prompt_scores=self.prompt_scores)
 
     def answer(self, result: GenerationResult) -> None:
         """End with a result that the core made itself."""

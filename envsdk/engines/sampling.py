@@ -147,7 +147,8 @@ class SamplingParams(SamplingShape):
     changes: LogitChanges | None = None
     """Changes of the logits, by an engine with the ability `logit_changes`."""
     top_logprobs: int = 0
-    """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`."""
+    """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`; for those of
+    the prompt, `prompt_logprobs` will do."""
     prompt_logprobs: bool = False
     """Tell the log-probabilities of the prompt's tokens, of an engine with the ability `prompt_logprobs`."""
     support: bool = False

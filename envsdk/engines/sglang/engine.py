@@ -75,6 +75,7 @@ class SGLangCore(TaskCore):
             prefix_reuse=not (settings.model_extra or {}).get("disable_radix_cache", False),
             structured_output=settings.structured_output,
             logit_changes=True,
+            prompt_logprobs=settings.logprobs != "none",
             lora=settings.takes_adapters,
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
@@ -211,6 +212,7 @@ class SGLangCore(TaskCore):
                 sets = last.sets if reply.request.sampling.tells_support else ()
                 if reply.request.sampling.tells_support and len(sets) != len(last.token_ids):
                     raise ReplyRefused("the server gave no output_token_sampling_mask for some tokens")
+                reply.prompt_scores = reply.prompt_scores or last.prompt_scores
                 reply.take(last.token_ids, last.logprobs, version, sets)
         if last.finish_reason is None:
             raise Unavailable("the reply ended without a finish_reason")

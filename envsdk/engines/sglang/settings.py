@@ -52,6 +52,7 @@ class SGLangSettings(PassThroughSettings):
     """
 
     needs = ("httpx2",)
+    scores_prompts = True
     common_arguments = COMMON_ARGUMENTS
     set_by_engine = SET_BY_ENGINE
 

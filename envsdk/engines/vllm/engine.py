@@ -65,6 +65,7 @@ class VLLMCore(TaskCore):
             prefix_reuse=settings.enable_prefix_caching,
             structured_output=self._end_token is not None,
             logit_changes=True,
+            prompt_logprobs=True,
             lora=settings.enable_lora,
             progress=True,
             processed_logprobs=settings.logprobs == "sampling",

@@ -50,6 +50,7 @@ class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
     needs = ("vllm",)
+    scores_prompts = True
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
