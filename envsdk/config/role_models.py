@@ -157,7 +157,7 @@ class Teacher(Section):
     strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
     """Which engine scores, and its own settings: one that tells log-probabilities of prompts."""
     device_mapping: DeviceMapping = None
-    """Accelerators of the engine, as a list or as `list(range(0,4))`; absent, it chooses its own."""
+    """The accelerator of the engine, as a list of one; absent, Ray chooses."""
     infer_batch_size: PositiveInt = 32
     """Sequences that it scores together."""
 

@@ -47,6 +47,12 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
             if (before := seen.setdefault(tag, name)) != name:
                 what = "without `tags`" if tag is None else f"of `{tag}`"
                 yield Problem((*path, "tags"), f"`{before}` is the teacher {what} already: give each its own")
+        if len(teacher.device_mapping or ()) > 1:
+            yield Problem(
+                (*path, "device_mapping"),
+                "a teacher's engine has one accelerator: start a server for a larger one, and name it as "
+                "`base_url` of `sglang`",
+            )
         engine = teacher.strategy_args.strategy_name
         settings = plugins.settings_model("engines", engine, "strategy_config")
         if settings is not None and issubclass(settings, EngineSettings) and not settings.scores_prompts:
