@@ -80,15 +80,9 @@ def estimator_settings(adv_estimator: str) -> type[EstimatorArgs] | None:
         return None
 
 
-def has_device(engine: str) -> bool:
-    """Whether the engine's own settings name its device."""
-    model = settings_model("engines", engine, "strategy_config")
-    return model is not None and "device" in model.model_fields
-
-
-def runs_on_several_ranks(trainer: str) -> bool:
-    """Whether the trainer's settings are those of one process per accelerator: they name no `device`."""
-    model = settings_model("trainers", trainer, "strategy_config")
+def runs_on_several_ranks(name: str, kind: str = "trainers") -> bool:
+    """Whether a plug-in's settings are those of one process per accelerator: they name no `device`."""
+    model = settings_model(kind, name, "strategy_config")
     return model is not None and "device" not in model.model_fields
 
 

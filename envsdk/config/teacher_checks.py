@@ -26,7 +26,8 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
             ("distill_top_k",),
             "an advantage is that of the sampled token alone: set distill_as to `loss`, or leave this out",
         )
-    if config.teachers and config.distill_as == "advantage" and _records_nothing(config):
+    is_recorded = config.actor_infer.settings.get("logprobs") != "none"
+    if config.teachers and config.distill_as == "advantage" and not is_recorded:
         yield Problem(
             ("distill_as",), "`advantage` needs the sampler's log-probabilities, which `logprobs: none` lacks"
         )
@@ -60,7 +61,3 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
                 (*path, "strategy_args", "strategy_name"),
                 f"`{engine}` does not score prompts: take `embedded`, `vllm` or `sglang`",
             )
-
-
-def _records_nothing(config: RunConfig) -> bool:
-    return config.actor_infer.settings.get("logprobs") == "none"

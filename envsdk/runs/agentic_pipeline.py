@@ -28,7 +28,7 @@ from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, tags_of, token_ids
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.runs.checkpoints import RunState, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
@@ -249,7 +249,8 @@ class AgenticPipeline:
             logprobs = await call(trainers.actor.logprobs(*scored))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
-        teacher = await self._teacher_scores(scored[0], tags_of(trajectories)) if trainers.teachers else ()
+        tags = [each.task.tag for each in trajectories for part in each.segments() if part.tokens is not None]
+        teacher = await self._teacher_scores(scored[0], tags) if trainers.teachers else ()
         return ModelScores(
             logprobs=logprobs, reference_logprobs=reference_logprobs, values=values, teacher=teacher
         )

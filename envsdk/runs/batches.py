@@ -80,16 +80,6 @@ def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> 
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids
 
 
-def tags_of(trajectories: Sequence[Trajectory]) -> list[str]:
-    """The tag of each of `token_ids`."""
-    return [
-        trajectory.task.tag
-        for trajectory in trajectories
-        for segment in trajectory.segments()
-        if segment.tokens is not None
-    ]
-
-
 def supports(trajectories: Sequence[Trajectory]) -> list[Support | None]:
     """Which tokens could be drawn, of each segment; empty where none tells."""
     found = [segment.tokens.support for segment in segments_of(trajectories) if segment.tokens is not None]

@@ -10,7 +10,7 @@ from typing import Self
 from envsdk.base.store.model_files import other_tokens
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
-from envsdk.config.plugins import has_device, runs_on_several_ranks
+from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.config.role_models import TrainerRole
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig
@@ -87,7 +87,7 @@ def _teacher_spec(config: RunConfig, name: str, model: Path, driver_files: Drive
             },
         ),
         device_mapping=teacher.device_mapping,
-        uses_accelerators=not has_device(strategy.strategy_name),
+        uses_accelerators=runs_on_several_ranks(strategy.strategy_name, "engines"),
     )
 
 

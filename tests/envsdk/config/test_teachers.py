@@ -32,7 +32,7 @@ def test_a_teacher_without_tags_has_those_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["teachers={a: {pretrain: x, tags: [Lake]}}"], "unknown tag `Lake`; tags of train_env_manager: FrozenLake"),
+        (["teachers={a: {pretrain: x, tags: [Lake]}}"], "unknown tag `Lake`; tags of train_env_manager"),
         (["teachers={a: {pretrain: x}, b: {pretrain: y}}"], "`a` is the teacher without `tags` already"),
         (["teachers={a: {pretrain: x, strategy_args: {strategy_name: mock}}}"], "does not score prompts"),
         (["teachers={a: {pretrain: x, strategy_args: {strategy_name: embeded}}}"], "unknown engine"),

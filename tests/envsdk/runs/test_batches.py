@@ -124,9 +124,7 @@ def test_the_tokens_that_could_be_drawn_reach_the_trainer_by_segment() -> None:
         played,
         turns=[played.turns[0], replace(played.turns[1], follows=-1)],
     )
-    first, second = supports([branched])
-    assert first is not None and first.ids.tolist() == [3, 9]
-    assert second is not None and second.ids.tolist() == [3]
+    assert [each and each.ids.tolist() for each in supports([branched])] == [[3, 9], [3]]
 
 
 def test_a_batch_that_masks_empty_says_which_did() -> None:
