@@ -14,6 +14,7 @@ from envsdk.base.store.travel import DriverFiles
 from envsdk.config.env_defaults import turn_limit
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import keeps_support
 from envsdk.config.section import interleave
 from envsdk.contracts.env import EnvSpec
 from envsdk.contracts.prompts import AgentPrompts
@@ -98,13 +99,14 @@ def worker_setups(
         for tag, setup in tag_setups(config, manager).items()
     }
     generating = config.val_generating_args if split == VAL_SPLIT else config.actor_infer.generating_args
+    tells_support = split != VAL_SPLIT and keeps_support(config)
     slots = _slots(manager, split)
     return {
         f"{split}-{index}": WorkerSetup(
             slots=worker_slots,
             setups={tag: setups[tag] for tag in dict.fromkeys(worker_slots.values())},
             model=model,
-            generating=generating.sampling,
+            generating=replace(generating.sampling, support=tells_support),
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,

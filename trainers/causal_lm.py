@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
@@ -97,7 +99,7 @@ class CausalLM:
         self._hidden_NH: Tensor | None = None
         self._project: Callable[[Tensor, Tensor], ProjectedTokens] | None = None
         """Takes hidden states and the output embedding's weight while scores are asked for."""
-        self._scores_1N3: Tensor | None = None
+        self._scores_1NK: Tensor | None = None
         head = self.model.get_output_embeddings()
         self.transform = transform_of(self.model, head)
         """None: logits are kept."""
@@ -230,28 +232,40 @@ class CausalLM:
                 logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False, **inputs).logits
             hidden_NH = self._hidden_NH
         finally:
-            self._positions_N = self._hidden_NH = self._scores_1N3 = None
+            self._positions_N = self._hidden_NH = self._scores_1NK = None
         assert hidden_NH is not None
         return logits_1NV[0], hidden_NH
 
     def scores(
-        self, batch: MicroBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        further_NK: NDArray[np.int32] | None = None,
     ) -> tuple[ProjectedTokens, Tensor]:
-        """Scores of the targets, and last hidden states `[N, H]`; see `token_logprobs_and_entropy`."""
+        """Scores of the targets, and last hidden states `[N, H]`; see `projected_tokens`."""
         targets_N = torch.from_numpy(batch.targets_N).to(self.device)
         settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
+        settings["support"] = batch.support_N
+        further = (
+            None if further_NK is None else torch.from_numpy(further_NK.astype(np.int64)).to(self.device)
+        )
         if self.transform is None:
             logits_NV, hidden_NH = self.forward(batch)
             tops_N, _ = token_logprobs_and_entropy(logits_NV.detach(), logits_NV.argmax(-1), **settings)
-            found = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
-            return ProjectedTokens(*found, tops_N), hidden_NH
+            ids_NK = targets_N[:, None] if further is None else torch.cat([targets_N[:, None], further], -1)
+            logprobs_NK, entropy_N = token_logprobs_and_entropy(logits_NV, ids_NK, **settings)
+            return ProjectedTokens(logprobs_NK[:, 0], entropy_N, tops_N, logprobs_NK[:, 1:]), hidden_NH
         settings |= {"ids_N": targets_N, "dtype": self.dtype, "transform": self.transform}
+        settings["further_NK"] = further
         self._project = partial(projected_tokens, **settings)
         try:
-            scores_N3, hidden_NH = self.forward(batch)
+            scores_NK, hidden_NH = self.forward(batch)
         finally:
             self._project = None
-        return ProjectedTokens(*scores_N3.unbind(-1)), hidden_NH
+        logprobs_N, entropy_N, tops_N = scores_NK[:, :3].unbind(-1)
+        return ProjectedTokens(logprobs_N, entropy_N, tops_N, scores_NK[:, 3:]), hidden_NH
 
     def predict_values(self, hidden_NH: Tensor) -> Tensor:
         """The value head's predictions `[N]`."""
@@ -272,12 +286,13 @@ class CausalLM:
     def _logits_or_scores(self, head: nn.Linear, hidden_1NH: Tensor) -> Tensor:
         if self._project is None:
             return nn.functional.linear(hidden_1NH, head.weight)
-        self._scores_1N3 = torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        *scores, further_NK = self._project(hidden_1NH[0], head.weight)
+        self._scores_1NK = torch.cat([torch.stack(scores, -1), further_NK], -1).unsqueeze(0)
         return hidden_1NH  # which the model takes for logits
 
     def _put_scores(self, module: nn.Module, inputs: object, output: Any) -> None:
-        if self._scores_1N3 is not None:
-            output.logits = self._scores_1N3
+        if self._scores_1NK is not None:
+            output.logits = self._scores_1NK
 
     def _masks_and_positions(self, tree: Tree) -> dict[str, Any]:
         depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)

@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -38,6 +40,8 @@ class Row:
     """`[num_scored]`: the ids at `scored`."""
     experts: NDArray[np.int16] | None = None
     """`[num_inputs, num_routers, num_chosen]`: what routers are to choose; -1: they choose themselves."""
+    support: Support | None = None
+    """`[num_scored]`: the tokens that could be drawn there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,8 @@ class MicroBatch:
     positions_N: NDArray[np.int64]
     """Flat indices into `[B * T]` of the inputs that predict `targets_N`, row by row."""
     targets_N: NDArray[np.int64]
+    support_N: Support | None = None
+    """The tokens that could be drawn in the places of `targets_N`."""
     num_real_tokens: int
     """Inputs that are not padding."""
     num_saved_tokens: int
@@ -73,7 +79,10 @@ class MicroBatch:
 
 
 def make_row(
-    ids: NDArray[np.int32], mask: NDArray[np.int8], experts: NDArray[np.int16] | None = None
+    ids: NDArray[np.int32],
+    mask: NDArray[np.int8],
+    experts: NDArray[np.int16] | None = None,
+    support: Support | None = None,
 ) -> Row | None:
     """The row of a sequence whose tokens with `mask` 1 are scored; None when there are none.
 
@@ -87,6 +96,7 @@ def make_row(
         scored=scored,
         targets=ids[scored].astype(np.int64),
         experts=None if experts is None else experts[: scored[-1]],
+        support=None if support is None else support.take(scored),
     )
 
 
@@ -206,6 +216,9 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
         tree=Tree(depths_BT=depths_BT, ends_BT=ends_BT) if len(members) > len(lines) else None,
         positions_N=np.concatenate(positions),
         targets_N=np.concatenate([rows[index].targets for index in members]),
+        support_N=Support.joined(
+            [rows[index].support for index in members], [len(rows[index].scored) for index in members]
+        ),
         num_real_tokens=sum(lengths),
         num_saved_tokens=sum(shared for line in lines for _, shared in line),
         experts_BTRK=experts_BTRK,

@@ -25,7 +25,7 @@ from envsdk.contracts.failures import StorageError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.objective import TokenOutputs, teacher_tokens
 from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
@@ -207,7 +207,7 @@ class TorchTrainer(PolicyTrainer):
             members = [rows[index] for index in micro.rows]
             if micro.is_filler:
                 members = [replace(row, weight=0.0) for row in members]
-            return self.objective(members, self._outputs(micro), tally)
+            return self.objective(members, self._outputs(micro, members), tally)
 
         self._accumulate_with(reinforce, [row.row for row in rows], tally)
 
@@ -223,14 +223,21 @@ class TorchTrainer(PolicyTrainer):
                 num_saved_tokens=micro.num_saved_tokens,
             )
 
-    def _outputs(self, micro: MicroBatch) -> TokenOutputs:
+    def _outputs(self, micro: MicroBatch, rows: Sequence[TrainRow]) -> TokenOutputs:
+        further_NK = teacher_tokens(rows, self.algorithm)
         scores, hidden_NH = self.model.scores(
             micro,
             temperature=self.algorithm.logprob_temperature,
             entropy_gradient=self.objective.entropy_gradient,
+            further_NK=further_NK,
         )
         values_N = self.model.predict_values(hidden_NH) if self.model.value_head is not None else None
-        return TokenOutputs(logprobs_N=scores.logprobs_N, entropy_N=scores.entropy_N, values_N=values_N)
+        return TokenOutputs(
+            logprobs_N=scores.logprobs_N,
+            entropy_N=scores.entropy_N,
+            values_N=values_N,
+            top_NK=None if further_NK is None else scores.further_NK,
+        )
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -78,6 +78,11 @@ SHARING_MODEL_TYPES = frozenset({
 
 class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
+
+    takes_support: ClassVar[bool] = True
+    """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
+    scores_several: ClassVar[bool] = True
+    """The loss may depend on more tokens in a place than the sampled one."""
 
     dtype: DType = "auto"
     """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the

@@ -31,6 +31,7 @@ from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.config.selection_checks import selection_problems
 from envsdk.config.task_checks import task_problems
+from envsdk.config.teacher_checks import teacher_problems
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
@@ -61,6 +62,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _plugin_names,
         _plugin_settings,
         _correction,
+        teacher_problems,
         _folders,
         selection_problems,
         job_problems,
@@ -383,9 +385,10 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
-    for each, opponent in config.opponents.items():
-        if (strategy := opponent.strategy_args) is not None:
-            yield ("opponents", each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
+    for section in ("opponents", "teachers"):
+        for each, model in getattr(config, section).items():
+            if (strategy := model.strategy_args) is not None:
+                yield (section, each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):
         yield ("trackers", i), tracker, plugins.TRACKERS

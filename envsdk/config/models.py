@@ -37,7 +37,7 @@ from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, 
 from envsdk.config.prices import Prices
 from envsdk.config.ray_models import RayArgs
 from envsdk.config.rlvr_models import RewardArgs, ValidationArgs
-from envsdk.config.role_models import ActorInfer, ActorTrain, Opponent, Reference
+from envsdk.config.role_models import ActorInfer, ActorTrain, Opponent, Reference, Teacher
 from envsdk.config.section import GeneratingArgs, Section, Tag, distinct, split_evenly
 from envsdk.contracts import run_limits
 
@@ -226,6 +226,8 @@ class RunConfig(AlgorithmKeys, Section):
     """The policy that plays."""
     opponents: dict[str, Opponent] = Field(default_factory=dict)
     """Models that play against the policy, by the names that `players` of tags have for them."""
+    teachers: dict[Tag, Teacher] = Field(default_factory=dict)
+    """Models that the policy learns from, by name (`distill_as`)."""
     reference: Reference = Field(default_factory=Reference)
     """The frozen policy of KL terms."""
     warm_start: WarmStartArgs = Field(default_factory=WarmStartArgs)

@@ -82,9 +82,9 @@ def estimator_settings(adv_estimator: str) -> type[EstimatorArgs] | None:
         return None
 
 
-def runs_on_several_ranks(trainer: str) -> bool:
-    """Whether the trainer's settings are those of one process per accelerator: they name no `device`."""
-    model = settings_model("trainers", trainer, "strategy_config")
+def runs_on_several_ranks(name: str, kind: str = "trainers") -> bool:
+    """Whether a plug-in's settings are those of one process per accelerator: they name no `device`."""
+    model = settings_model(kind, name, "strategy_config")
     return model is not None and "device" not in model.model_fields
 
 

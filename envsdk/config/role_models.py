@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs
-from envsdk.config.section import GeneratingArgs, Section, distinct
+from envsdk.config.section import GeneratingArgs, Section, Tag, distinct
 
 DeviceMapping = Annotated[
     list[NonNegativeInt] | None,
@@ -143,6 +151,23 @@ class Opponent(Section):
     """Which engine, and its own settings; that of `actor_infer` when absent."""
     device_mapping: DeviceMapping = None
     """Accelerators of the engine, as a list or as `list(range(0,4))`; absent, it chooses its own."""
+
+
+class Teacher(Section):
+    """A model with the policy's tokenizer, which scores what the policy writes: likelier text is better."""
+
+    pretrain: str
+    """Folder of its model, a checkpoint or a run; or a model's name."""
+    tags: list[Tag] | None = None
+    """Tags whose episodes it scores; those that no other teacher names when absent."""
+    coef: NonNegativeFloat = 1.0
+    """Weight of the divergence from it."""
+    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
+    """Which engine scores, and its own settings: one that tells log-probabilities of prompts."""
+    device_mapping: DeviceMapping = None
+    """The accelerator of the engine, as a list of one; absent, Ray chooses."""
+    infer_batch_size: PositiveInt = 32
+    """Sequences that it scores together."""
 
 
 class Reference(TrainerRole):

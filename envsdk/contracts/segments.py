@@ -166,4 +166,6 @@ def _line(tokens: TokenArrays, positions: NDArray[np.int64], num_given: int) -> 
     arrays["response_mask"][given] = 0
     arrays["behavior_logprobs"][given] = 0
     arrays["versions"][given] = -1
+    if tokens.support is not None:
+        arrays["support"] = tokens.support.take(positions)
     return replace(tokens, **arrays)

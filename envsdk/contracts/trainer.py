@@ -19,6 +19,30 @@ from numpy.typing import NDArray
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """What a teacher thinks of one sequence; nats, at temperature 1, 0 at the first token."""
+
+    logprobs: NDArray[np.float32]
+    """`[num_tokens]`, of the tokens themselves."""
+    top_ids: NDArray[np.int32] | None = None
+    """`[num_tokens, K]`: its likeliest tokens in the place of each (`distill_top_k`)."""
+    top_logprobs: NDArray[np.float32] | None = None
+    """`[num_tokens, K]`"""
+    coef: float = 1.0
+    """Its weight."""
+
+    def take(self, places: NDArray[np.int64]) -> TeacherScores:
+        """The scores at these places."""
+        return TeacherScores(
+            logprobs=self.logprobs[places],
+            top_ids=None if self.top_ids is None else self.top_ids[places],
+            top_logprobs=None if self.top_logprobs is None else self.top_logprobs[places],
+            coef=self.coef,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +69,10 @@ class TrainSequence:
     trajectory_id: str | None = None
     """The segments of one trajectory share it: they are one in a mean over sequences, and
     are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
+    support: Support | None = None
+    """Which tokens could be drawn: log-probabilities are normalized over them."""
+    teacher: TeacherScores | None = None
+    """Where the loss distills (`distill_as: loss`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +139,15 @@ class Trainer(ABC):
 
     @abstractmethod
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
     ) -> list[NDArray[np.float32]]:
         """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0.
 
-        `experts` are those of each sequence, as in `TrainSequence`, where routing is replayed.
+        `experts` of each sequence, as in `TrainSequence`, where routing is replayed. `supports`: which tokens
+        could be drawn, of each sequence; given only where some is told.
         """
 
     @abstractmethod

@@ -29,6 +29,7 @@ from envsdk.contracts.players import POLICY, Result, Seat
 from envsdk.contracts.prompts import PREFIX, Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
+from envsdk.contracts.support import Support
 
 NO_VERSION = -1
 """Version of a token that no policy sampled."""
@@ -81,6 +82,8 @@ class TokenArrays:
     experts: NDArray[np.int16] | None = None
     """`[num_tokens, num_routers, num_chosen]`: the experts that each router of a mixture chose for the token
     as an input; -1 where that was not recorded. None where it was of no token."""
+    support: Support | None = None
+    """Which tokens could be drawn, where tokens were left out and that is recorded."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -100,7 +103,7 @@ _UNVERSIONED = array("i", (NO_VERSION,))
 class TokenLog:
     """Append-only log of one sequence, owned by one env manager."""
 
-    __slots__ = ("_experts", "_ids", "_logprobs", "_mask", "_versions")
+    __slots__ = ("_experts", "_ids", "_logprobs", "_mask", "_supports", "_versions")
 
     def __init__(self) -> None:
         # 13 bytes a token, copied as one block: a long log is read in every turn.
@@ -110,6 +113,8 @@ class TokenLog:
         self._versions = array("i")
         self._experts: list[tuple[int, NDArray[np.int16]]] = []
         """In the order of time: of the tokens from one on."""
+        self._supports: dict[int, Support] = {}
+        """By the place of the first token."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -144,8 +149,10 @@ class TokenLog:
         logprobs: Sequence[float],
         spans: Sequence[VersionSpan],
         experts: NDArray[np.int16] | None = None,
+        support: Support | None = None,
     ) -> None:
-        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap.
+        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap, and the
+        support has each of its tokens.
 
         `experts` are of the tokens from the `num_routed`-th to the one before the last, prompts included.
         """
@@ -158,6 +165,9 @@ class TokenLog:
             versions += array("i", (span.version,)) * (span.end - span.start)
         if len(versions) != len(sampled):
             raise ValueError(f"version spans cover {len(versions)} of {len(sampled)} sampled tokens")
+        if support is not None:
+            support.check(np.array(sampled, np.int32))
+            self._supports[len(self)] = support
         self._ids += sampled
         self._mask += _SAMPLED * len(sampled)
         self._logprobs += given_logprobs
@@ -166,12 +176,13 @@ class TokenLog:
             self._experts.append((len(self._ids) - 1 - len(experts), experts))
 
     def extend(self, other: TokenLog, start: int) -> None:
-        """Append the tokens of another log from `start` on."""
+        """Append the tokens of another log from `start` on, where no reply began before and goes on."""
         shift = len(self._ids) - start
         for begin, experts in other._experts:
             new = experts[max(0, start - begin) :]
             if len(new):
                 self._experts.append((max(begin, start) + shift, new))
+        self._supports |= {place + shift: each for place, each in other._supports.items() if place >= start}
         self._ids += other._ids[start:]
         self._mask += other._mask[start:]
         self._logprobs += other._logprobs[start:]
@@ -185,6 +196,7 @@ class TokenLog:
             behavior_logprobs=np.array(self._logprobs, np.float32),
             versions=np.array(self._versions, np.int32),
             experts=self._all_experts(),
+            support=self._support(),
         )
 
     def _all_experts(self) -> NDArray[np.int16] | None:
@@ -194,6 +206,14 @@ class TokenLog:
         for start, experts in self._experts:
             found[start : start + len(experts)] = experts
         return found
+
+    def _support(self) -> Support | None:
+        parts, lengths, end = list[Support | None](), list[int](), 0
+        for place, support in self._supports.items():
+            parts += [None, support]
+            lengths += [place - end, len(support)]
+            end = place + len(support)
+        return Support.joined([*parts, None], [*lengths, len(self) - end])
 
 
 class FinishReason(StrEnum):
@@ -411,7 +431,8 @@ _COLUMNS = {"ids": np.int32, "response_mask": np.int8, "behavior_logprobs": np.f
 
 def _packed(tokens: TokenArrays) -> tuple[Any, ...]:
     columns = ((getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items())
-    return *(column.astype(dtype, copy=False).tobytes() for column, dtype in columns), tokens.experts
+    packed = (column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
+    return *packed, tokens.experts, tokens.support
 
 
 def _unpickled(*values: Any) -> Trajectory:
@@ -419,8 +440,8 @@ def _unpickled(*values: Any) -> Trajectory:
     row[_TASK] = _TASKS.make(row[_TASK])
     row[_TURNS] = type(row[_TURNS])(_TURN.make(turn) for turn in row[_TURNS])
     if row[_TOKENS] is not None:
-        *packed, experts = row[_TOKENS]
+        *packed, experts, support = row[_TOKENS]
         columns = zip(_COLUMNS.items(), packed, strict=True)
         arrays = {name: np.frombuffer(data, dtype) for (name, dtype), data in columns}
-        row[_TOKENS] = TokenArrays(**arrays, experts=experts)
+        row[_TOKENS] = TokenArrays(**arrays, experts=experts, support=support)
     return _TRAJECTORY.make(row)

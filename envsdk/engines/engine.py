@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.sampling import SamplingParams
 
@@ -118,6 +119,8 @@ class GenerationResult:
     experts: NDArray[np.int16] | None = None
     """`[num_tokens, num_routers, num_chosen]`: of the prompt's and the sampled tokens from the request's
     `experts_from` to the one before the last, which was no input."""
+    support: Support | None = None
+    """At the sampled positions, where it is asked for and tokens were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,8 @@ class TokenDelta:
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_tokens)` of this delta in order."""
     top: TopTokens | None = None
+    """As in the result."""
+    support: Support | None = None
     """As in the result."""
 
 
@@ -167,6 +172,8 @@ class EngineAbilities:
     """Scores prompts; an engine that cannot answers with an error."""
     routed_experts: bool = False
     """Tells the experts that a mixture chose; an engine that cannot answers with an error."""
+    support: bool = False
+    """Tells which tokens could be drawn; an engine that cannot answers with an error."""
     lora: bool = False
     """Takes weights that are a LoRA adapter; see `WeightReference`."""
     logprobs: bool = True

@@ -115,7 +115,13 @@ class EnginePolicy(Policy):
             raise PolicyFailed(failure)
         token_ids = result.token_ids.tolist()
         start = len(log)
-        log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans, result.experts)
+        log.append_sampled(
+            token_ids,
+            result.logprobs.tolist(),
+            result.version_spans,
+            experts=result.experts,
+            support=result.support,
+        )
         return Reply(
             text=self.chat.decode(token_ids),
             finish_reason=result.finish_reason,

@@ -38,10 +38,13 @@ def why_impossible(
 def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
     if sampling.changes is not None and not abilities.logit_changes:
         return _lacks("logit_changes", "cannot sample with a logit bias or penalties")
-    if sampling.top_logprobs and not abilities.top_logprobs:
+    is_scored = sampling.prompt_logprobs and abilities.prompt_logprobs
+    if sampling.top_logprobs and not (abilities.top_logprobs or is_scored):
         return _lacks("top_logprobs", "does not tell the likeliest tokens")
     if sampling.prompt_logprobs and not abilities.prompt_logprobs:
         return _lacks("prompt_logprobs", "does not score prompts")
+    if sampling.tells_support and not abilities.support:
+        return _lacks("support", "does not tell which tokens top_k, top_p and min_p leave")
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, Rows, VersionSpan
 from envsdk.engines.engine import (
     EngineHealth,
@@ -42,14 +43,17 @@ class PackedRequests:
     prompt_ids: NDArray[np.int32]
 
 
+Extras = tuple[TopTokens | None, PromptScores | None, NDArray[np.int16] | None, Support | None]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedResults:
     """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
 
     rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
     """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
-    extras: dict[int, tuple[TopTokens | None, PromptScores | None, NDArray[np.int16] | None]]
-    """Likeliest tokens, scores and experts by position among the results, for those that have some."""
+    extras: dict[int, Extras]
+    """By position among the results, for the few that have some."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None
@@ -124,7 +128,7 @@ def pack_results(
 ) -> PackedResults:
     """Their order stays."""
     rows = []
-    extras: dict[int, tuple[TopTokens | None, PromptScores | None, NDArray[np.int16] | None]] = {}
+    extras: dict[int, Extras] = {}
     for number, result in enumerate(results):
         ending, scores, experts = ("", "", ""), None, None
         if isinstance(result, GenerationResult):
@@ -132,7 +136,7 @@ def pack_results(
             scores, experts = result.prompt_scores, result.experts
         spans = tuple(map(_SPAN.row, result.version_spans))
         rows.append((result.request_id, *ending, spans, len(result.token_ids)))
-        extra = (result.top, scores, experts)
+        extra = (result.top, scores, experts, result.support)
         if any(each is not None for each in extra):
             extras[number] = extra
     return PackedResults(
@@ -148,7 +152,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
     results: list[GenerationResult | TokenDelta] = []
     start = 0
     for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
-        top, prompt_scores, experts = packed.extras.get(number, (None, None, None))
+        top, prompt_scores, experts, support = packed.extras.get(number, (None, None, None, None))
         token_ids = packed.token_ids[start : start + count]
         logprobs = packed.logprobs[start : start + count]
         spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
@@ -161,6 +165,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                     logprobs=logprobs,
                     version_spans=spans,
                     top=top,
+                    support=support,
                 )
             )
             continue
@@ -176,6 +181,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                 top=top,
                 prompt_scores=prompt_scores,
                 experts=experts,
+                support=support,
             )
         )
     return results

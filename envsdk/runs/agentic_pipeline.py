@@ -11,20 +11,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envsdk.base.display.progress import ProgressDisplay, Validation
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
+from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.failures import Interrupted, RolloutStalled
 from envsdk.contracts.held import Held
-from envsdk.contracts.trainer import TrainBatch
+from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, recorded_experts, token_ids
+from envsdk.runs.batches import (
+    ModelScores,
+    learnable,
+    prepare_batch,
+    recorded_experts,
+    supports,
+    token_ids,
+)
 from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
 from envsdk.runs.device_turns import Phase
 from envsdk.runs.rollout_cluster import engines_and_workers
@@ -87,6 +99,7 @@ class AgenticPipeline:
         }
         state = None if folder.checkpoint is None else folder.checkpoint.state
         self.selection = Selection.of(config, None if state is None else state.selection)
+        self._teacher_of = teachers_by_tag(config)
         self._kl_coef: float | None = None
         if config.target_kl is not None and state is not None:
             self._kl_coef = state.kl_coef
@@ -287,20 +300,37 @@ class AgenticPipeline:
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, call, trainers = self.config.algorithm, self.batches.call, self.trainers
-        ids = token_ids(trajectories)
+        ids, of_tokens = token_ids(trajectories), supports(trajectories)
         reference_logprobs = logprobs = values = None
         if trainers.reference is not None:
             await self.devices.begin(Phase.SCORE, trainers.reference.key)
-            reference_logprobs = await call(trainers.reference.logprobs(ids))
+            reference_logprobs = await call(trainers.reference.logprobs(ids, (), of_tokens))
         if args.init_kl_coef > 0 or args.needs_values:
             await self.devices.begin(Phase.SCORE)
         if args.init_kl_coef > 0:
             replays = args.train_infer_correction.routing_replay
             experts = recorded_experts(trajectories) if replays else ()
-            logprobs = await call(trainers.actor.logprobs(ids, experts))
+            logprobs = await call(trainers.actor.logprobs(ids, experts, of_tokens))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
-        return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
+        tags = [each.task.tag for each in trajectories for part in each.segments() if part.tokens is not None]
+        teacher = await self._teacher_scores(ids, tags) if trainers.teachers else ()
+        return ModelScores(
+            logprobs=logprobs, reference_logprobs=reference_logprobs, values=values, teacher=teacher
+        )
+
+    async def _teacher_scores(
+        self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
+    ) -> list[TeacherScores | None]:
+        """Of each sequence, of a tag, by the tag's teacher."""
+        found: list[TeacherScores | None] = [None] * len(ids)
+        num_top = self.config.distill_top_k
+        for name, group in self.trainers.teachers.items():
+            own = [place for place, tag in enumerate(tags) if self._teacher_of.get(tag) == name]
+            scores = await self.batches.call(group.score([ids[place] for place in own], num_top))
+            for place, each in zip(own, scores, strict=True):
+                found[place] = replace(each, coef=self.config.teachers[name].coef)
+        return found
 
     async def close(self, *, patience_s: float) -> None:
         """End the processes of the run."""

@@ -21,6 +21,7 @@ from envsdk.base.store.travel import DriverFiles
 from envsdk.config.device_sharing import SharedRole, device_groups
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import engine_settings
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
 from envsdk.engines.engine import EngineConfig
@@ -286,7 +287,7 @@ def _engines_spec(
                 model=model,
                 sequence_length=config.sequence_length,
                 max_running=infer.infer_batch_size,
-                strategy_config=infer.settings,
+                strategy_config=engine_settings(config),
                 seed=config.seed + index,
                 reproducible=config.largest_depth == 0,
                 takes_turns=takes_turns,

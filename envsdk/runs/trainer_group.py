@@ -31,7 +31,8 @@ from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
 from envsdk.contracts.held import Held
-from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.runs.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
@@ -138,11 +139,18 @@ class TrainerGroup:
         return metrics
 
     async def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
     ) -> list[NDArray[np.float32]]:
-        scores: list[NDArray[np.float32]] = await self._on_all(
-            "logprobs", ray.put(sequences), ray.put(experts)
-        )
+        told = [ray.put(each) for each in (experts, supports)] if experts or supports else []
+        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences), *told)
+        return scores
+
+    async def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
+        """Asked of a teacher's group."""
+        scores: list[TeacherScores] = await self._on_all("score", ray.put(sequences), num_top)
         return scores
 
     async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:

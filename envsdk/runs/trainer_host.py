@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import ray
@@ -19,8 +20,10 @@ from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.travel import DriverFiles, FileServer
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.held import Held
-from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
+from envsdk.runs.teacher_engine import TeacherEngine
 from envsdk.weights.delta import WeightBase
 from envsdk.weights.device_memory import card_of
 from envsdk.weights.source import OutletReport, WeightOutlet
@@ -72,10 +75,18 @@ class TrainerHost(FileServer):
         return self._trainer.train_step(batch)
 
     def logprobs(
-        self, sequences: Sequence[NDArray[np.int32]], experts: Sequence[NDArray[np.int16] | None] = ()
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
     ) -> Scores | None:
-        scores = self._trainer.logprobs(sequences, *([experts] if experts else ()))
+        told = (experts, supports) if experts or supports else ()  # a trainer of others may know neither
+        scores = self._trainer.logprobs(sequences, *told)
         return scores if self._is_reporting_rank else None
+
+    def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
+        """Asked of a teacher."""
+        return cast(TeacherEngine, self._trainer).score(sequences, num_top)
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
         values = self._trainer.values(sequences)

@@ -70,6 +70,7 @@ class ScriptedBackend:
         self._token_s = token_s
         self._version = "0"
         self._replies: dict[str, _Reply] = {}
+        self._said: dict[tuple[int, ...], list[float]] = {}
         self._flowing = asyncio.Event()
 
     async def start(self) -> None:
@@ -96,7 +97,23 @@ class ScriptedBackend:
             if reply.finish_reason is None:
                 self._sample(reply)
         del self._replies[request_id]
-        return SimpleNamespace(outputs=[reply.completion])
+        self._said[(*prompt_ids, *reply.token_ids)] = list(reply.logprobs)
+        scores = None
+        if options["prompt_logprobs"] is not None:
+            scores = self._scored(tuple(prompt_ids), options["prompt_logprobs"])
+        return SimpleNamespace(outputs=[reply.completion], prompt_logprobs=scores)
+
+    def _scored(self, prompt_ids: tuple[int, ...], num_top: int) -> SimpleNamespace:
+        """As it said them before, where it did."""
+        told = self._said.get(prompt_ids, [])
+        own = [*[-1.0] * (len(prompt_ids) - 1 - len(told)), *told]
+        width = 1 + num_top
+        return SimpleNamespace(
+            start_indices=[0, *(width * place for place in range(len(own)))],
+            end_indices=[0, *(width * (place + 1) for place in range(len(own)))],
+            logprobs=[value for logprob in own for value in [logprob] * width],
+            token_ids=[id for token in prompt_ids[1:] for id in [token, *range(num_top)]],
+        )
 
     async def _flows_or(self, aborted: asyncio.Event) -> None:
         """vLLM ends what is aborted at once, also while it is paused."""

@@ -330,6 +330,7 @@ class MegatronTrainer(PolicyTrainer):
             group=parallel_state.get_tensor_model_parallel_group(),
             temperature=self.algorithm.logprob_temperature,
             entropy_gradient=self.objective.entropy_gradient,
+            support=micro.support_S,
         )
         values_S = self._head.take_values()
         parts_KS = torch.stack([logprobs_S, entropy_S] + ([] if values_S is None else [values_S]))

@@ -19,73 +19,34 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of, spans_within
 from envsdk.engines.core import result_of
 from envsdk.engines.embedded.decoder import Decoder
-from envsdk.engines.embedded.guide import Guide, Guides
+from envsdk.engines.embedded.guide import Guides
+from envsdk.engines.embedded.row import Row
 from envsdk.engines.embedded.sampling import (
     Sampled,
     SamplingPlan,
     changed,
     prompt_scores,
     sample,
-    stacked,
     uniforms,
 )
 from envsdk.engines.engine import (
     EngineFailure,
     GenerationRequest,
     GenerationResult,
-    PromptScores,
     TokenDelta,
-    TopTokens,
 )
 
 _NO_GROUP = -1
-
-
-@dataclass(slots=True)
-class _Row:
-    """A running request; its row number is its place in `Batch._rows`."""
-
-    request: GenerationRequest
-    prompt_length: int
-    stops: frozenset[int]
-    end: int
-    """Length, prompt included, at which the reply is as long as it may be."""
-    guide: Guide | None
-    """Where the reply is in its structure, when it has one."""
-    spans: list[VersionSpan] = field(default_factory=list)
-    """Closed ones; the open span started where the last of these ends."""
-    prompt_scores: PromptScores | None = None
-    experts: list[NDArray[np.int16]] = field(default_factory=list)
-    """What a mixture's routers chose for its tokens, as they were computed first."""
-    tops: list[TopTokens] = field(default_factory=list)
-    """Likeliest tokens at the place of each sampled token, where the request asks for the likeliest ones."""
-
-    @property
-    def is_special(self) -> bool:
-        """Whether each of its steps is more than drawing a token."""
-        sampling = self.request.sampling
-        return self.guide is not None or sampling.changes is not None or sampling.top_logprobs > 0
-
-    def routed(self, end: int) -> NDArray[np.int16] | None:
-        """The experts of the tokens before the `end`-th that the request asks for."""
-        start = self.request.experts_from
-        return None if start is None or not self.experts else np.concatenate(self.experts)[start:end]
-
-    def top(self, start: int) -> TopTokens | None:
-        """At the sampled positions from the `start`-th on."""
-        return stacked(self.tops[start:], self.request.sampling.top_logprobs)
 
 
 class Batch:
@@ -113,7 +74,7 @@ class Batch:
         self._guides = guides
         self._fresh_seeds = np.random.Generator(np.random.PCG64(seed))
         self._queue: list[tuple[int, int, GenerationRequest]] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         slots = decoder.num_slots
         self._ids = np.zeros((slots, sequence_length), np.int64)
         """Known tokens of each slot."""
@@ -199,6 +160,7 @@ class Batch:
                     logprobs=logprobs,
                     version_spans=spans_within([*row.spans, *self._open_span(row, count)], known, count),
                     top=row.top(known),
+                    support=row.support(known),
                 )
             )
         return found
@@ -329,7 +291,7 @@ class Batch:
             assert self._guides is not None
             guide = self._guides.begin(sampling.structure, sampling.stop_token_ids)
         self._rows.append(
-            _Row(
+            Row(
                 request=request,
                 prompt_length=length,
                 stops=frozenset(sampling.stop_token_ids),
@@ -385,7 +347,7 @@ class Batch:
         self._is_special = any(row.is_special for row in self._rows)
         self._changed = False
 
-    def _plan_for(self, rows: Sequence[_Row]) -> SamplingPlan:
+    def _plan_for(self, rows: Sequence[Row]) -> SamplingPlan:
         params = [row.request.sampling for row in rows]
         return SamplingPlan.of(params, self._decoder.device)
 
@@ -411,6 +373,8 @@ class Batch:
                     row.guide.advance(token)
                 if sampled.top is not None and row.request.sampling.top_logprobs:
                     row.tops.append(rows_of(sampled.top, index, index + 1))
+                if sampled.support is not None and row.request.sampling.tells_support:
+                    row.sets.append(sampled.support.take(slice(index, index + 1)).ids)
         if not self._changed:
             # The usual step: nobody stopped and nobody is at a limit, without looking at each row.
             self._steps_to_limit -= 1
@@ -468,12 +432,13 @@ class Batch:
             top=row.top(0),
             prompt_scores=row.prompt_scores,
             experts=row.routed(length - 1),
+            support=row.support(0),
         )
 
-    def _close_span(self, row: _Row, length: int) -> None:
+    def _close_span(self, row: Row, length: int) -> None:
         row.spans += self._open_span(row, length - row.prompt_length)
 
-    def _open_span(self, row: _Row, end: int) -> list[VersionSpan]:
+    def _open_span(self, row: Row, end: int) -> list[VersionSpan]:
         start = row.spans[-1].end if row.spans else 0
         return [VersionSpan(version=self.version, start=start, end=end)] if end > start else []
 

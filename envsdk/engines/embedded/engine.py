@@ -79,6 +79,7 @@ class EmbeddedCore(Core):
             top_logprobs=True,
             prompt_logprobs=True,
             routed_experts=decoder.routes,
+            support=True,
             lora=True,
             progress=True,
         )
@@ -313,7 +314,7 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
     limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and config.sequence_length > limit:
+    if limit is not None and config.sequence_length > limit + 1:  # nothing follows the last token
         raise ConfigurationError(
             f"sequence_length is {config.sequence_length}, but the model in {folder} was made for at most "
             f"{limit} positions (max_position_embeddings); lower sequence_length"

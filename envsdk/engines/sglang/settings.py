@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
+from envsdk.engines.sampling import SamplingShape
 
 SET_BY_ENGINE = {
     "model_path": "is the run's model (`pretrain`)",
@@ -52,6 +53,7 @@ class SGLangSettings(PassThroughSettings):
     """
 
     needs = ("httpx2",)
+    scores_prompts = True
     common_arguments = COMMON_ARGUMENTS
     set_by_engine = SET_BY_ENGINE
 
@@ -130,6 +132,11 @@ class SGLangSettings(PassThroughSettings):
             num_tokens,
             num_devices=tp if isinstance(tp, int) and tp > 0 else 1,
         )
+
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        if self.logprobs != "sampling":
+            return "SGLang tells them with `logprobs: sampling` alone"
+        return "" if sampling.top_k else "SGLang tells them only with a top_k"
 
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.

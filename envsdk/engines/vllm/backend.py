@@ -184,6 +184,7 @@ class AsyncLLMBackend:
             token_ids=state.detokenizer.output_token_ids,
             logprobs=state.logprobs_processor.logprobs,
             weight_versions=state._weight_version_spans(),
+            sampling_mask=_sampling_mask(state.sampling_mask_chunks),
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -242,6 +243,12 @@ class AsyncLLMBackend:
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # or it takes the end of its processes for a failure
             await asyncio.to_thread(llm.shutdown)
+
+
+def _sampling_mask(chunks: Sequence[Any]) -> Any | None:
+    """As a finished `CompletionOutput` has it."""
+    sets = [kept for chunk in chunks for kept in chunk.to_nested_list()]
+    return SimpleNamespace(token_ids=sets) if sets else None
 
 
 def _check_heads(model: Any) -> None:

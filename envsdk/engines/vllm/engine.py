@@ -75,10 +75,12 @@ class VLLMCore(TaskCore):
             prefix_reuse=settings.enable_prefix_caching,
             structured_output=self._end_token is not None,
             logit_changes=True,
+            prompt_logprobs=True,
             lora=settings.enable_lora,
             progress=True,
             routed_experts=bool((settings.model_extra or {}).get(ROUTED_EXPERTS)),
             processed_logprobs=settings.logprobs == "sampling",
+            support=bool(settings.return_sampling_mask),
         )
         self.max_open = config.max_running
         self._backend = backend

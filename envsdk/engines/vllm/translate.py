@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
-from envsdk.engines.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.engines.engine import (
+    EngineFailure,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
 from envsdk.engines.refusals import bad_structure, refused
 from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.engines.tagged_json import held_schema, lark_grammar
@@ -38,6 +46,7 @@ def sampling_options(
         "detokenize": False,
         "logprobs": 0,  # that of the sampled token alone
         "flat_logprobs": True,
+        "prompt_logprobs": sampling.top_logprobs if sampling.prompt_logprobs else None,
         "structured_outputs": None if sampling.structure is None else structure_options(sampling.structure),
     }
 
@@ -104,6 +113,8 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
         version_spans=version_spans(completion.weight_versions or (), len(token_ids)),
         finish_reason=reason,
         error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
+        support=_support(completion, 0),
+        prompt_scores=_prompt_scores(getattr(output, "prompt_logprobs", None)),
     )
 
 
@@ -134,7 +145,25 @@ def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelt
         token_ids=token_ids[num_known:],
         logprobs=logprobs[num_known:],
         version_spans=spans_within(version_spans(completion.weight_versions, count), num_known, count),
+        support=_support(completion, num_known),
     )
+
+
+def _prompt_scores(flat: Any) -> PromptScores | None:
+    """Of each position but the first vLLM tells the prompt's token, then the likeliest ones."""
+    if flat is None:
+        return None
+    starts, ends = flat.start_indices[1:], flat.end_indices[1:]
+    num_top = ends[0] - starts[0] - 1 if starts else 0
+    places = np.array(starts, np.int64)[:, None] + np.arange(1 + num_top)
+    logprobs = np.array(flat.logprobs, np.float32)[places]
+    top = TopTokens(token_ids=np.array(flat.token_ids, np.int32)[places[:, 1:]], logprobs=logprobs[:, 1:])
+    return PromptScores(logprobs=logprobs[:, 0], top=top if num_top else None)
+
+
+def _support(completion: Any, start: int) -> Support | None:
+    mask = getattr(completion, "sampling_mask", None)
+    return None if mask is None else Support.of(mask.token_ids[start : len(completion.token_ids)])
 
 
 def _tokens(completion: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -91,7 +91,10 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
     ),
     ("mix_chord/mix_chord mix_chord/mix_chord_toolace", (f"{_KIND}=mix_chord",)),
     ("mix_math/mix_math", (f"{_KIND}=mix",)),
-    ("opd_gsm8k/opd_gsm8k", (f"{_KIND}=on_policy_distill",)),
+    (
+        "opd_gsm8k/opd_gsm8k",
+        (f"{_KIND}=on_policy_distill", f"{_WORKFLOW}=on_policy_distill_workflow", _JUDGE),
+    ),
     ("opd_gsm8k/opd_gsm8k_jsd", (f"{_KIND}=jsd",)),
     ("sft_mot/sft", (f"{_KIND}=sft",)),
     ("tinker/tinker", ("model.tinker={enable: true}",)),

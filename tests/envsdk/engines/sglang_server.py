@@ -100,6 +100,7 @@ class _Request:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
+    sampling_mask: list[list[int]] = field(default_factory=list)
     num_told: int = 0
     finish: dict[str, Any] | None = None
     to_finish: bool = False
@@ -357,6 +358,7 @@ class Engine:
         request.output_ids.append(token)
         request.logprobs.append(float(plain[token]))
         request.sampling_logprobs.append(float(truncated[token]))
+        request.sampling_mask.append(np.flatnonzero(np.isfinite(truncated)).tolist())
         room = self.context_length - len(request.body["input_ids"])
         if request.to_finish:
             told = {"message": "Aborted", "status_code": None, "err_type": None}
@@ -382,9 +384,12 @@ class Engine:
         if body["return_logprob"]:
             pairs = zip(request.logprobs[start:], request.output_ids[start:], strict=True)
             meta["input_token_logprobs"] = []
+            if body.get("logprob_start_len") == 0:
+                meta |= self._scored(body["input_ids"], body["top_logprobs_num"])
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_logprobs"] = request.sampling_logprobs[start:]
+            meta["output_token_sampling_mask"] = request.sampling_mask[start:]
         if request.finish:
             starts = 0
             meta["weight_versions"] = []
@@ -392,6 +397,13 @@ class Engine:
                 meta["weight_versions"].append({"version": version, "start": starts, "end": end})
                 starts = end
         request.messages.append({"output_ids": request.output_ids[start:], "meta_info": meta})
+
+    def _scored(self, ids: list[int], num_top: int) -> dict[str, Any]:
+        rows = [log_softmax(self._logits[token % VOCAB_SIZE]) for token in ids[:-1]]
+        own = [[float(row[token]), token, None] for row, token in zip(rows, ids[1:], strict=True)]
+        tops = [[[float(row[v]), int(v), None] for v in np.argsort(-row)[:num_top]] for row in rows]
+        told = {"input_token_logprobs": [[None, ids[0], None], *own]}
+        return told | ({"input_top_logprobs": [None, *tops]} if num_top else {})
 
     def load(self) -> dict[str, Any]:
         with self._turn:
