@@ -107,7 +107,7 @@ class Objective:
         return torch.stack(list(terms.values())).sum()
 
     def _divergence(self, rows: Sequence[TrainRow], outputs: TokenOutputs) -> Tensor:
-        """From the teachers, per token; anything where there is none."""
+        """Divergence from the teachers, per token; anything where there is none."""
         teachers = [_or_nothing(row, self.args.distill_top_k) for row in rows]
         if outputs.top_NK is not None:
             tops = np.concatenate([each.top_logprobs for each in teachers if each.top_logprobs is not None])

@@ -102,7 +102,7 @@ class MegatronTrainer(PolicyTrainer):
         )
         """True on the one rank, among those with the same loss, that reports it."""
         self._away = [MovedStorages(DeviceMemory(device())) for _ in (Held.WEIGHTS, Held.ALL)]
-        """Of weights, and of what a step needs besides."""
+        """Storages of weights, and of what a step needs besides."""
         self._held = Held.ALL
 
     @classmethod
@@ -156,7 +156,7 @@ class MegatronTrainer(PolicyTrainer):
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Collective, as `weights`."""
-        with self._holding(Held.WEIGHTS):
+        with _holding(self, Held.WEIGHTS):
             self._optimizer.finish_param_gather()
             for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
                 yield name, tensor.float()
@@ -174,21 +174,9 @@ class MegatronTrainer(PolicyTrainer):
             away.come_back()
         self._held = held
 
-    @contextmanager
-    def _holding(self, held: Held) -> Iterator[None]:
-        """So much is held inside, at least."""
-        before = self._held
-        if before < held:
-            self.hold(held)
-        try:
-            yield
-        finally:
-            if before < held:
-                self.hold(before)
-
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""
-        with self._holding(Held.ALL):
+        with _holding(self, Held.ALL):
             checkpoint.save(
                 folder,
                 self._chunks,
@@ -200,7 +188,7 @@ class MegatronTrainer(PolicyTrainer):
 
     def load(self, folder: Path) -> None:
         """StorageError names a missing or damaged file, or one that belongs to another model."""
-        with self._holding(Held.ALL):
+        with _holding(self, Held.ALL):
             checkpoint.load(folder, self._chunks, self._optimizer)
 
     def save_pretrained(self, folder: Path) -> None:
@@ -229,12 +217,9 @@ class MegatronTrainer(PolicyTrainer):
         return self._optimizer.step()
 
     def _value_head_step(self) -> tuple[float, float]:
-        head = set(self._value_head_parameters())
+        module = getattr(self._models[-1], "value_head", None)
+        head = set() if module is None else set(module.parameters())
         return self._optimizer.step(only=lambda parameter: parameter in head)
-
-    def _value_head_parameters(self) -> list[nn.Parameter]:
-        head = getattr(self._models[-1], "value_head", None)
-        return [] if head is None else list(head.parameters())
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()
@@ -393,3 +378,16 @@ def _packing_layout(strategy: MegatronStrategyConfig) -> PackingLayout:
 
 def _on_device(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values).to(device())
+
+
+@contextmanager
+def _holding(trainer: MegatronTrainer, held: Held) -> Iterator[None]:
+    """The trainer holds so much inside, at least."""
+    before = trainer._held
+    if before < held:
+        trainer.hold(held)
+    try:
+        yield
+    finally:
+        if before < held:
+            trainer.hold(before)
