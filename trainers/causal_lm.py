@@ -247,6 +247,8 @@ class CausalLM:
         which take about twice as long (measured on a CPU)."""
         config = self.model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if config.model_type == "mistral" and config.sliding_window is not None:
+            kinds.add("sliding_attention")
         if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", "eager"):
             return 0.0
         layer = self.model.base_model.layers[0]

@@ -63,7 +63,7 @@ class LoRAArgs(StrictSettings):
         return self.alpha or 2.0 * self.rank
 
 
-PLAIN_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+PLAIN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Models that leave their logits as the output embedding gives them, and take a mask and positions."""
 
 
