@@ -51,6 +51,7 @@ def token_arrays(draw: st.DrawFn) -> TokenArrays:
         response_mask=values(st.integers(0, 1), np.int8),
         behavior_logprobs=values(st.floats(allow_nan=False, width=32), np.float32),
         versions=values(int32, np.int32),
+        experts=draw(st.none() | st.just(np.arange(length * 6, dtype=np.int16).reshape(length, 3, 2))),
     )
 
 
@@ -96,6 +97,10 @@ def same(left: Trajectory, right: Trajectory) -> bool:
     if left.tokens is not None and right.tokens is not None:
         for field in dataclasses.fields(TokenArrays):
             one, other = getattr(left.tokens, field.name), getattr(right.tokens, field.name)
+            if one is None or other is None:
+                if one is not other:
+                    return False
+                continue
             if one.dtype != other.dtype or not np.array_equal(one, other):
                 return False
     return dataclasses.replace(left, tokens=None) == dataclasses.replace(right, tokens=None)
@@ -117,16 +122,18 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have three more, which only say something of episodes with several segments or players."""
+    """New files have four more, which only say something of episodes with several segments, players or
+    recorded experts."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
     write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
     new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
     table = new.read()
-    for name in ("follows", "roles", "seats"):
+    later = ["follows", "roles", "seats", "experts"]
+    for name in later:
         assert table.column(name).null_count == len(table)
-    table = table.drop_columns(["follows", "roles", "seats"])
+    table = table.drop_columns(later)
     assert table.schema.equals(old.schema_arrow)
     assert table.equals(old.read())
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}
