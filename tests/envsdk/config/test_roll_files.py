@@ -190,7 +190,7 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("actor_infer.generating_args.repetition_penalty: 1.1", "repetition_penalty", "set it to 1.0"),
         ("val_batch_size: -1", "val_batch_size", "say how many"),
         ("val_sequence_length: 99", "val_sequence_length", "max_new_tokens"),
-        ("actor_train.router_replay.mode: R3", "router_replay", "train_infer_correction"),
+        ("actor_train.router_replay.mode: R2", "router_replay", "set mode: R3"),
         ("actor_train.mtp_training_mode: joint", "mtp_training_mode", "disabled"),
         ("actor_train.model_update_frequency: 2", "model_update_frequency", "sync_interval"),
         ("actor_train.model_args.lora_dropout: 0.1", "lora_dropout", "set 0"),
@@ -307,6 +307,11 @@ def test_the_preset_keeps_tags_and_rewards_and_yields_to_overrides(tmp_path: Pat
 
 
 GROUPS = "reward_normalization: {grouping: traj_group_id, method: mean_std}"
+
+
+def test_r3_replays_the_experts_that_the_engine_chose(tmp_path: Path) -> None:
+    modes = (f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer"))
+    assert agentic(tmp_path, *modes).config.algorithm.train_infer_correction.routing_replay
 
 
 def agentic_with(tmp_path: Path, *keys: str) -> RunConfig:
