@@ -65,7 +65,8 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
                 f"tag `{tag}` cannot begin in the middle: it needs several turns, the TrajEnvManager, "
                 "context: append and one player",
             )
-        elif prefixes.source == "oracle" and found is not None and "oracle" not in found():
+            return
+        if prefixes.source == "oracle" and found is not None and "oracle" not in found():
             yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")
 
 
@@ -89,6 +90,7 @@ def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
             if name not in tags:
                 hint = suggest(name, tags, known="tags of train_env_manager")
                 yield Problem(("task_sampler", key, name), f"unknown tag `{name}`; {hint}")
+                return
     for tag in tags if args.returns_to_tasks else ():
         custom = config.custom_envs.get(tag)
         if custom is None:
@@ -104,9 +106,11 @@ def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
                     f"{entry.name} returns to tasks, and those of tag `{tag}` ({custom.env_type}) never end: "
                     f"say how many seeds to use (num_tasks: {{{tag}: 256}}), or choose tags (choose: tags)",
                 )
+                return
         if isinstance(args, EasyToHardArgs) and (not args.columns or custom.env_type != PROMPTS_ENV):
             yield Problem(
                 ("task_sampler", "columns"),
                 f"easy_to_hard does not know how hard the tasks of tag `{tag}` are: name columns of prompt "
                 "data, or go from tag to tag (choose: tags)",
             )
+            return
