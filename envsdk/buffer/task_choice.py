@@ -33,7 +33,7 @@ class BufferOrder:
         self._tx = tx
         self.wanted: list[str] = []
         self._first: dict[str, int | None] = {}
-        """By tag: what the buffer has."""
+        """Indexes that the buffer has, by tag."""
         self._next: dict[str, int] = {}
 
     @property

@@ -50,7 +50,7 @@ class TagTasks:
     num_tasks: int | None = None
     """How many there are; None: they never end."""
     ranks: Sequence[int] | None = None
-    """Of each task, how hard it is: the easiest have the lowest. None: unknown."""
+    """How hard each task is: the easiest have the lowest. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class PlayedGroup:
 
     task: Task
     successes: Sequence[bool]
-    """Of the members that have an outcome; empty when the group was given up or not needed."""
+    """Outcomes of the members that have one; empty when the group was given up or not needed."""
     rewards: Sequence[float]
-    """Of the same members."""
+    """Rewards of the same members."""
 
 
 class TaskOrder(Protocol):
@@ -87,7 +87,7 @@ class SamplerConfig:
     args: Mapping[str, Any] = field(default_factory=dict)
     """Its settings."""
     tasks: Mapping[str, TagTasks] = field(default_factory=dict)
-    """By tag."""
+    """Tasks by tag."""
     seed: int = 0
     """The run's."""
 

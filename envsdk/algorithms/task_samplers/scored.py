@@ -119,7 +119,7 @@ class ScoredSampler(TaskSampler[Own]):
         self.arms: list[tuple[str, int]] = []
         """Tag and index of each; the index of a whole tag is -1."""
         self.arms_of: dict[str, Arms] = {}
-        """By tag."""
+        """Numbers of the arms by tag."""
         for tag in config.tasks:
             first = len(self.arms)
             self.arms += [(tag, index) for index in self._indexes(tag)]
@@ -134,7 +134,7 @@ class ScoredSampler(TaskSampler[Own]):
 
     @abstractmethod
     def weights(self, arms: Arms) -> NDArray[np.float64]:
-        """Of these arms, at least 0."""
+        """Weights of these arms, at least 0."""
 
     def next_task(self) -> Task:
         if self.args.choose == "tasks":
@@ -220,7 +220,8 @@ class WeightedArgs(ScoredArgs):
 
     choose: Literal["tasks", "tags", "both"] = "both"
     weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of each tag, shared by its tasks; 1 where none is given. They have no effect with `choose: tasks`."""
+    """Weight of each tag, shared by its tasks; 1 where none is given. They have no effect with `choose:
+    tasks`."""
 
 
 class Weighted(ScoredSampler[WeightedArgs]):
