@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_serializer
-
+from envsdk.algorithms.group_filters import PluginEntry
 from envsdk.base.plugins import load_plugin
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import validated
@@ -88,14 +87,9 @@ class SamplerConfig:
     args: Mapping[str, Any] = field(default_factory=dict)
     """Its settings."""
     tasks: Mapping[str, TagTasks] = field(default_factory=dict)
-    """The tasks of each tag."""
+    """Tasks by tag."""
     seed: int = 0
     """The run's."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SamplerConfig:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{**data, "tasks": {tag: TagTasks(**each) for tag, each in data["tasks"].items()}})
 
 
 Own = TypeVar("Own", bound=SamplerArgs)
@@ -138,28 +132,11 @@ class Uniform(TaskSampler[SamplerArgs]):
         return self.task(tag, self.order.next_index(tag))
 
 
-def as_entry(value: Any) -> Any:
-    """A name as the section that it stands for."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-class TaskSamplerEntry(BaseModel):
+class TaskSamplerEntry(PluginEntry):
     """`task_sampler`: a name alone, or a section with `name` and the sampler's settings."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     name: str = UNIFORM
     """Entry point in `envsdk.task_samplers`, or `package.module:Class`. Other keys are its settings."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """The sampler's own settings, as written."""
-        return self.model_extra or {}
-
-    @model_serializer(mode="wrap")
-    def _name_alone_where_that_is_all(self, handler: Any) -> Any:
-        values = handler(self)
-        return self.name if set(values) == {"name"} else values
 
 
 def sampler_class(name: str) -> type[TaskSampler[Any]]:

@@ -57,7 +57,7 @@ class Prefix:
     replies: Sequence[str] = ()
     """Replies of the turns, in order. Empty: the oracle's."""
     share: float = 0.0
-    """Part of the oracle's turns that is replayed."""
+    """Share of the oracle's turns that is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class PrefixSampling:
         self.args = args
         saved = state or {}
         self.levels: dict[str, float] = dict(saved.get("levels", {}))
-        """Level of each tag."""
+        """Levels by tag."""
         self._windows = {tag: deque(each, args.window) for tag, each in saved.get("windows", {}).items()}
         self._kept: dict[str, dict[str, list[str]]] = {
             key: dict(each) for key, each in saved.get("kept", {}).items()
         }
-        """Replies by tag and outcome, then by task, the latest task last."""
+        """Replies by task, the latest task last, by tag and outcome."""
         self._decided: dict[int, Prefix | None] = {
             int(group): None if each is None else Prefix(replies=tuple(each["replies"]), share=each["share"])
             for group, each in saved.get("decided", {}).items()
