@@ -28,10 +28,10 @@ import psutil
 
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
 from envsdk.envs.swe.policies import ROUNDS
-from envsdk.envs.swe.replies import format_reply
 from envsdk.envs.swe.tasks.runtime import runtime_python
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree

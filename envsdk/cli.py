@@ -67,6 +67,7 @@ _COMMANDS = {
     "check": ("envsdk.check", "Check that an environment keeps its contract."),
     "plan": ("envsdk.plan", "Predict throughput and find the best split of devices."),
     "report": ("envsdk.report", "Write a run's report.html."),
+    "compare": ("envsdk.view.compare", "Compare runs: curves, seeds as bands, whether they differ."),
     "view": ("envsdk.view", "Look at runs and data sets in a browser."),
     "buffer": ("envsdk.buffer.__main__", "Look into the buffer between explorers and a trainer."),
     "envs": ("envsdk.envs.__main__", "List the environments that are installed, or play one by hand."),

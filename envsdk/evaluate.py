@@ -105,8 +105,8 @@ class CommandOptions(EvaluateOptions):
     list_all: Annotated[bool, Option("--list")] = False
     """List the evaluations of the named files, or those of installed packages."""
     models: Annotated[tuple[Path, ...], Option("--model", metavar="FOLDER_OR_CHECKPOINT")] = ()
-    """For --policy model: a Hugging Face folder, a run, or its checkpoints/step_N. The YAML's `pretrain` when
-    absent. Repeat the option to compare models on the same tasks."""
+    """For --policy model: a Hugging Face folder, a run, its checkpoints/best or step_N. The YAML's `pretrain`
+    when absent. Repeat the option to compare models on the same tasks."""
 
     def asked(self) -> tuple[list[tuple[EvaluateOptions, EvalSpec | None]], list[str]]:
         """Each evaluation under each model, and which rows are not asked. ConfigurationError names the first
@@ -275,11 +275,11 @@ def results_table(*played: Evaluation) -> Table:
         difference = each.against(_baseline(each, played))
         more = "" if difference is None or _baseline(each, played) is each else str(difference)
         for tag, tally in by_tag.items():
-            cells = _row(tally, _interval(each, tally, tag))
+            cells = tally.cells(_interval(each, tally, tag))
             table.add_row(*label, tag, *cells, *([more] if more and len(by_tag) == 1 else []))
         if len(by_tag) > 1:
             table.add_section()
-            cells = _row(each.total, _interval(each, each.total, None))
+            cells = each.total.cells(_interval(each, each.total, None))
             table.add_row(*label, "all", *cells, *([more] if more else []))
         table.add_section()
     return table
@@ -336,23 +336,6 @@ def _interval(evaluation: Evaluation, tally: Tally, tag: str | None) -> tuple[fl
     if evaluation.samples_per_task > 1:
         return evaluation.pass_at(1, tag).interval
     return wilson_interval(tally.num_successes, tally.num_scored)
-
-
-def _row(tally: Tally, interval: tuple[float, float]) -> list[str]:
-    low, high = interval
-
-    def shown(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    return [
-        str(tally.num_episodes),
-        # The columns beside it say of how many, unless some failed.
-        shown(tally.success_rate, ".1%") + (f" of {tally.num_scored}" if tally.num_failed else ""),
-        f"{100 * low:.1f}-{high:.1%}" if tally.num_scored else "-",
-        shown(tally.mean_reward, ".3f"),
-        shown(tally.mean_turns, ".1f"),
-        str(tally.num_failed),
-    ]
 
 
 app, main = command_of(CommandOptions, command, name="envsdk eval")

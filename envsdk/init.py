@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-import shutil
 import sys
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -17,7 +15,7 @@ from envsdk.base import registry
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
-from envsdk.base.store.atomic import make_folder, storage_error
+from envsdk.base.store.atomic import new_folder
 from envsdk.contracts.failures import ConfigurationError
 
 _SUFFIX = ".txt"
@@ -61,16 +59,8 @@ def scaffold(name: str, folder: Path) -> dict[str, str]:
         raise ConfigurationError(f"there is already a Python module {names['package']}: choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already: name another folder with --dir")
-    make_folder(folder.absolute().parent)
-    try:
-        with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}-") as partial:
-            written = Path(partial) / "package"
-            _write(written, names)
-            if folder.exists():
-                folder.rmdir()
-            shutil.move(written, folder)
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
+    with new_folder(folder) as written:
+        _write(written, names)
     return names
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from envsdk.adapters.missing import import_extra
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
-from envsdk.base.processes.interrupts import on_stop_signals
+from envsdk.base.net.serving import serve_until_stopped
+from envsdk.base.registry import system_prompt
 from envsdk.base.settings.options import Argument, Options
 from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_named
-from envsdk.contracts.env import Isolation
-from envsdk.contracts.failures import ConfigurationError
-from envsdk.rollouts.play.env_server import env_server as env_server
+from envsdk.contracts.env import EnvSpec, Isolation
 
 if TYPE_CHECKING:
     from envsdk.adapters.openenv.server import OpenEnvServer
@@ -57,26 +59,37 @@ def command(options: ServeEnvOptions) -> None:
         token=os.environ.get(TOKEN_VARIABLE, ""),
         max_sessions=options.max_sessions,
     )
-    asyncio.run(_serve(server))
 
-
-async def _serve(server: OpenEnvServer) -> None:
-    stop = asyncio.Event()
-    on_stop_signals(stop.set)
-    try:
-        await server.start()
-    except OSError as error:
-        where = f"{server.config.host}:{server.config.port}"
-        raise ConfigurationError(
-            f"cannot serve on {where}: {error.strerror}; give another --host or --port"
-        ) from error
-    try:
+    def on_serving() -> None:
         say(f"serving {server.config.name} at {server.url}", flush=True)
         if not server.config.token:
             say(f"token, shown only here: {server.token}", flush=True)
-        await stop.wait()
-    finally:
-        await server.close()
+
+    asyncio.run(serve_until_stopped(server, f"{options.host}:{options.port}", on_serving))
+
+
+def env_server(
+    spec: EnvSpec,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    isolation: Isolation | None = None,
+    **config: Any,
+) -> OpenEnvServer:
+    """A server for an environment; `config` as in `ServerConfig`. Makes one first, to try the arguments.
+
+    Raises ConfigurationError for arguments that the environment refuses, and without the extra `openenv`.
+    """
+    import_extra("openenv.core", extra="openenv", shown_as="openenv")
+    from envsdk.adapters.openenv.server import OpenEnvServer, ServerConfig
+    from envsdk.managers.env_host import EnvBlueprint
+    from envsdk.managers.hosts import open_host
+
+    blueprint = EnvBlueprint.of(spec, dict(env_config or {}))
+    if isolation is not None:
+        blueprint = replace(blueprint, isolation=isolation)
+    blueprint.build().close()
+    named = ServerConfig(name=spec.id, description=system_prompt(spec, env_config or {}), **config)
+    return OpenEnvServer(lambda: open_host(blueprint), named)
 
 
 app, main = command_of(ServeEnvOptions, command, name="envsdk serve-env")

@@ -143,6 +143,7 @@ class AgentEnvManager(TrajEnvManager):
                 max_new_tokens=policy.max_new_tokens,
                 structure=policy.structure,
                 is_fixed=True,
+                support=policy.generating.support,
                 seed=order.policy_seed,
                 max_session_tokens=self._setup.max_episode_tokens,
                 max_replies=self._setup.max_turns if self.limits_replies else 0,

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from envsdk.buffer.contract import ClaimedGroup
 from envsdk.managers.ledger import Ledger
-from envsdk.managers.ledger_parts import TaskSampler
+from envsdk.managers.ledger_parts import TagOrder
 from envsdk.managers.ledger_types import (
     BatchGroup,
     CancelReason,
@@ -34,7 +34,7 @@ class AssignedLedger(Ledger):
 
     def __init__(self, config: LedgerConfig) -> None:
         super().__init__(config, start_groups=lambda groups: None)
-        self._sampler = TaskSampler(config.tag_weights, config.split)
+        self._order = TagOrder(config.tag_weights, config.split)
         self._next_tags: deque[str] = deque()
         """Tags of the groups to be asked for, in the order of the tags' shares."""
 
@@ -54,7 +54,7 @@ class AssignedLedger(Ledger):
         found: list[str] = []
         while len(found) < most and any(number > 0 for number in lacking.values()):
             if len(found) == len(self._next_tags):
-                self._next_tags.append(self._sampler.next_task().tag)
+                self._next_tags.append(self._order.next_tag())
             tag = self._next_tags[len(found)]
             found.append(tag)
             if tag in lacking:

@@ -70,6 +70,8 @@ class WorkerSetup:
     """Name -> folder with the tokenizer of a model that plays against the policy."""
     engines_return: bool = False
     """A lost engine may come back: requests wait for it."""
+    records_experts: bool = False
+    """Replies come with the experts that a mixture chose."""
     shares_prompts: bool = False
     """A group's first requests go to one engine, which computes their prompt once."""
     manager_classes: Mapping[str, str] = field(default_factory=dict)
@@ -358,6 +360,7 @@ class EnvWorker(LeaseSource):
             max_new_tokens=setup.max_new_tokens,
             structure=setup.structure,
             shares_prompts=self._setup.shares_prompts and not owner,
+            records_experts=self._setup.records_experts and not owner,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from envsdk.algorithms.task_samplers.prefixes import Prefix
 from envsdk.contracts.env import Info
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.players import POLICY, Seat
@@ -30,6 +31,8 @@ class EpisodeOrder:
     """For the environment's reset; the same for all members of a group."""
     policy_seed: int
     """For sampling; differs between members and attempts."""
+    prefix: Prefix | None = None
+    """What is replayed before the policy plays."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class Episode:
     started_at: float = field(default_factory=time.time)
     generate_s: float = 0.0
     env_s: float = 0.0
+    max_turns: int = 0
+    """Turns before it is truncated, replayed ones included."""
 
     def __post_init__(self) -> None:
         self.trajectory_id = f"{self.order.task.split}-{self.order.lease_id}"

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
 from envsdk.buffer.payload import pack_all
 from envsdk.contracts.trajectory import Trajectory
@@ -33,6 +34,8 @@ class ExplorerReport:
     """Groups that will not come, and why."""
     wanted: Sequence[str]
     """Tags of the groups that could begin now."""
+    played: Mapping[int, PlayedGroup]
+    """Results of these groups by id, for the job's task sampler."""
 
 
 class ExplorerScheduler(Scheduler[AssignedLedger]):
@@ -89,6 +92,7 @@ class ExplorerScheduler(Scheduler[AssignedLedger]):
             num_failed=sum(member.failure is not None for members in groups for member in members),
             dropped=dropped,
             wanted=wanted,
+            played=ledger.groups.take_over(),
         )
 
     def decided(self, command: Command) -> None:

@@ -21,11 +21,13 @@ docs/ledger.md lists the promises that the ledger keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from envsdk.algorithms.task_samplers.contract import load_sampler, saved_state
 from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_groups import OpenGroups
-from envsdk.managers.ledger_parts import Group, TaskSampler
+from envsdk.managers.ledger_parts import Group, TagOrder
 from envsdk.managers.ledger_types import (
     Batch,
     CancelReason,
@@ -143,9 +145,18 @@ class Ledger:
         return self.advance(now)
 
     def finished(
-        self, lease_id: int, now: float, *, oldest_version: int | None, failed: bool = False
+        self,
+        lease_id: int,
+        now: float,
+        *,
+        oldest_version: int | None,
+        failed: bool = False,
+        success: bool | None = None,
+        reward: float = 0.0,
     ) -> list[Command]:
         """An episode ended and its slot is free. `oldest_version` is None when no token was sampled.
+
+        `success` and `reward` are for the task sampler; None where they say nothing of the task as it is.
 
         The report of a lease that has already ended frees the slot and is discarded. A repeated report
         changes nothing.
@@ -154,6 +165,7 @@ class Ledger:
         is_first_report = groups.pool.free(lease_id)
         member = groups.running.get(lease_id)
         if member is not None:
+            member.outcome = None if success is None else (success, reward)
             groups.record(member, CancelReason.EPISODE_FAILED if failed else None, oldest_version)
         elif is_first_report or lease_id not in groups.finished:
             end = LeaseEnd.FAILED if lease_id in groups.finished else LeaseEnd.CANCELLED
@@ -213,11 +225,12 @@ class Ledger:
 
 
 class OwnTasks:
-    """Starts the tasks of the run's own list, up to the capacity."""
+    """Starts the tasks of the run's own list, which `config.task_sampler` chooses, up to the capacity."""
 
     def __init__(self, config: LedgerConfig) -> None:
         self._config = config
-        self.sampler = TaskSampler(config.tag_weights, config.split)
+        self.order = TagOrder(config.tag_weights, config.split)
+        self.sampler = load_sampler(config.task_sampler, self.order)
         self.next_group_id = 0
         self.num_in_training = 0
         """Groups of the batch that the trainer consumes."""
@@ -235,6 +248,14 @@ class OwnTasks:
             groups.add(self.next_group_id, self.sampler.next_task())
             self.next_group_id += 1
 
+    def restore(self, state: LedgerState) -> None:
+        """Continue from a saved state."""
+        self.next_group_id = state.next_group_id
+        if self._config.max_wait_share is not None and state.alpha is not None:
+            self.set_depth(min(state.alpha, self._config.staleness_bound))
+        self.order.restore(state.cursors, state.shares, state.tag_weights)
+        self.sampler = load_sampler(self._config.task_sampler, self.order, state.task_sampler)
+
     def max_open(self) -> int:
         """How many groups may be open now."""
         config = self._config
@@ -251,6 +272,8 @@ class RolloutLedger(Ledger):
     ) -> None:
         self._tasks = tasks or OwnTasks(config)
         super().__init__(config, self._tasks.start)
+        if config.keeps_shares:
+            self.groups.on_drop = self._tasks.order.give_back
         self._dropped_with_batch: tuple[DroppedGroup, ...] = ()
         """Before the last batch and after the one before it."""
         if state is not None:
@@ -265,18 +288,19 @@ class RolloutLedger(Ledger):
         """For a checkpoint: a ledger made from it continues without playing a delivered task again."""
         ends = {str(end): count for end, count in self.groups.ends.items()}
         ends[LeaseEnd.CANCELLED.value] += self.counts.open
-        sampler = self._tasks.sampler
+        tasks = self._tasks
         return LedgerState(
             version=self.version,
-            next_group_id=self._tasks.next_group_id,
+            next_group_id=tasks.next_group_id,
             next_lease_id=self.groups.next_lease_id,
-            cursors=dict(sampler.cursors),
-            shares=dict(sampler.shares),
+            cursors=dict(tasks.order.cursors),
+            shares=dict(tasks.order.shares),
             tag_weights=dict(self.config.tag_weights),
             ends=ends,
             unfinished=self.groups.unfinished,
             alpha=self.alpha,
             dropped=self._dropped_with_batch,
+            task_sampler=None if self.config.task_sampler is None else saved_state(tasks.sampler),
         )
 
     def publish(self, version: int, now: float) -> list[Command]:
@@ -306,14 +330,12 @@ class RolloutLedger(Ledger):
                 f"cannot take {num_trajectories} trajectories: it must be a positive multiple of group_size "
                 f"{config.group_size} and at most {self._tasks.capacity} groups"
             )
-        if len(groups.ready) < num_groups:
+        if self._chosen(num_groups) is None:
             return None, []
         groups.sweep(groups.ready.values(), config.min_version(self.version))
-        if len(groups.ready) < num_groups:
+        chosen = self._chosen(num_groups)
+        if chosen is None:
             return None, self.advance(now)
-
-        # The sort is stable: among groups of the same age, those that completed first are chosen.
-        chosen = sorted(groups.ready.values(), key=self._oldest_version)[:num_groups]
         # In the order of their tasks, so that a synchronous run does not depend on which episode was faster.
         chosen.sort(key=lambda group: group.group_id)
         batch = Batch(version=self.version, groups=tuple(groups.deliver(group) for group in chosen))
@@ -322,7 +344,28 @@ class RolloutLedger(Ledger):
         if self._tasks.num_in_training >= config.groups_per_batch:
             self._drop_what_cannot_be_delivered()
         self._dropped_with_batch = groups.take_dropped()
+        # Not as each group ends: what is drawn for a synchronous batch does not depend on who was faster.
+        for group in groups.take_over().values():
+            self._tasks.sampler.observe(group)
         return batch, self.advance(now)
+
+    def _chosen(self, num_groups: int) -> list[Group] | None:
+        """The oldest ready groups, of each tag its share where that is kept; None while there are too few."""
+        groups = self.groups
+        # The sort is stable: among groups of the same age, those that completed first are chosen.
+        ready = sorted(groups.ready.values(), key=self._oldest_version)
+        if len(ready) < num_groups:
+            return None
+        if self.config.keeps_shares:
+            num_open = Counter(group.task.tag for group in groups.open.values())
+            due = self._tasks.order.due(num_groups, num_open)
+            first = [group for tag, number in due.items() for group in _of_tag(ready, tag)[:number]]
+            may_start = len(groups.open) < self._tasks.max_open()
+            if len(first) < num_groups and (may_start or due <= num_open):
+                return None
+            # A smaller depth may have left no place for a tag: others make up for it.
+            ready = first + [group for group in ready if group not in first]
+        return ready[:num_groups]
 
     def _oldest_version(self, group: Group) -> int:
         oldest = group.oldest_version
@@ -337,15 +380,16 @@ class RolloutLedger(Ledger):
             self.groups.sweep(self.groups.open.values(), self.config.min_version(self.version + 1))
 
     def _restore(self, state: LedgerState) -> None:
-        groups, tasks = self.groups, self._tasks
+        groups = self.groups
         groups.version = state.version
         groups.next_lease_id = state.next_lease_id
         groups.ends = {end: state.ends[end.value] for end in LeaseEnd}
-        tasks.next_group_id = state.next_group_id
-        if self.config.max_wait_share is not None and state.alpha is not None:
-            tasks.set_depth(min(state.alpha, self.config.staleness_bound))
-        tasks.sampler.restore(state.cursors, state.shares, state.tag_weights)
+        self._tasks.restore(state)
         for group in state.unfinished:
             if group.tag in self.config.tag_weights:
                 task = Task(tag=group.tag, split=self.config.split, index=group.index)
                 groups.add(group.group_id, task, group.attempt)
+
+
+def _of_tag(groups: Sequence[Group], tag: str) -> list[Group]:
+    return [group for group in groups if group.task.tag == tag]

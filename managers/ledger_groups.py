@@ -11,8 +11,9 @@ results is collected in `commands`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_parts import Group, GroupMember, ProgressGuard, SlotPool, Status
 from envsdk.managers.ledger_types import (
@@ -51,9 +52,13 @@ class OpenGroups:
         self.finished: dict[int, GroupMember] = {}
         """Members by lease: those that finished (valid or failed), and neither delivered nor discarded."""
         self._dropped: list[DroppedGroup] = []
+        self._over: dict[int, PlayedGroup] = {}
+        """Groups that are over, until the task sampler has seen them."""
         self.ends = dict.fromkeys(LeaseEnd, 0)
         self.next_lease_id = 0
         self._next_finish = 0
+        self.on_drop: Callable[[str], None] = lambda tag: None
+        """Called with the tag of each group that is dropped."""
 
     @property
     def counts(self) -> LedgerCounts:
@@ -181,6 +186,7 @@ class OpenGroups:
         for lease_id in delivered.lease_ids:
             del self.finished[lease_id]
         self.ends[LeaseEnd.DELIVERED] += group.num_valid
+        self._end_group(group)
         del self.open[group.group_id]
         del self.ready[group.group_id]
         return delivered
@@ -193,14 +199,33 @@ class OpenGroups:
         self._dropped.append(
             DroppedGroup(group_id=group.group_id, tag=task.tag, index=task.index, reason=str(reason))
         )
+        self._end_group(group, reason)
+        self.on_drop(task.tag)
         for member in group.members:
             end = LeaseEnd.CANCELLED if member.status is Status.RUNNING else finished_end
             self._vacate(member, end, reason)
+
+    def take_over(self) -> dict[int, PlayedGroup]:
+        """The groups that are over since the last call, by id, in the order in which they were started."""
+        over, self._over = self._over, {}
+        return dict(sorted(over.items()))
 
     def take_dropped(self) -> tuple[DroppedGroup, ...]:
         """The groups that were dropped since the last call."""
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
+
+    def _end_group(self, group: Group, reason: CancelReason | None = None) -> None:
+        """Tell the task sampler; a group that was dropped has no results, unless a filter rejected it."""
+        if self._config.task_sampler is not None and reason is not CancelReason.UNASSIGNED:
+            counts = reason in (None, CancelReason.REJECTED)
+            valid = [member.outcome for member in group.members if member.status is Status.VALID]
+            outcomes = [outcome for outcome in valid if outcome is not None and counts]
+            self._over[group.group_id] = PlayedGroup(
+                task=group.task,
+                successes=[success for success, _ in outcomes],
+                rewards=[reward for _, reward in outcomes],
+            )
 
     def _settle(self, group: Group) -> None:
         """After a change: complete the group, or play its failed members again if too few can be valid."""

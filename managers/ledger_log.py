@@ -243,7 +243,7 @@ def _sections(data: bytes, path: Path) -> list[Section]:
             events: list[Event] = []
             sections.append(
                 Section(
-                    config=LedgerConfig(**content["config"]),
+                    config=LedgerConfig.from_dict(content["config"]),
                     state=None if state is None else LedgerState.from_dict(state),
                     began_unix_s=content["began_unix_s"],
                     began_ms=content["began_ms"],

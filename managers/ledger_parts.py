@@ -1,9 +1,9 @@
-"""Parts of the ledger: the choice of the next task, the free slots, and the check for a stall."""
+"""Parts of the ledger: the order of tags and tasks, the free slots, and the check for a stall."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -43,6 +43,8 @@ class GroupMember:
     finish_order: int = -1
     deadline: float = 0.0
     """On the ledger's clock, which stops while suspended."""
+    outcome: tuple[bool, float] | None = None
+    """Success and reward of the finished episode, where a task sampler asks for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,27 +68,50 @@ class Group:
         return run_limits.version_of_group(member.oldest_version for member in self.members)
 
 
-class TaskSampler:
-    """Chooses the next task: from the tag furthest behind its share, by index from 0 within each tag.
+class TagOrder:
+    """The usual order: the tag furthest behind its share comes next, and of each tag the index from 0 on.
 
-    The choice ignores run-time events, so a slow tag gets the same share as a fast one.
+    The order ignores run-time events, so a slow tag gets the same share as a fast one.
     """
 
     def __init__(self, weights: Mapping[str, int], split: str) -> None:
         self._weights = dict(weights)
-        self._split = split
+        self.split = split
         self.cursors = dict.fromkeys(weights, 0)
         """Next index per tag. May contain tags of an earlier configuration."""
         self.shares = dict.fromkeys(weights, 0)
         """Tasks started per tag since the weights last changed."""
 
-    def next_task(self) -> Task:
-        """The next task; advances the tag's cursor."""
-        tag = min(self._weights, key=lambda tag: self.shares[tag] / self._weights[tag])
-        task = Task(tag=tag, split=self._split, index=self.cursors[tag])
+    @property
+    def tags(self) -> Sequence[str]:
+        """All of them."""
+        return list(self._weights)
+
+    def next_tag(self) -> str:
+        """The next tag; counts towards its share."""
+        return self._next_of(self.shares)
+
+    def give_back(self, tag: str) -> None:
+        """A group of this tag counts no longer: another one takes its place."""
+        self.shares[tag] -= 1
+
+    def due(self, num_groups: int, num_open: Mapping[str, int]) -> Counter[str]:
+        """How many groups of each tag come next after those that were delivered, that is, are not open.
+
+        They are the first of those that `next_tag` started, so none of them is waited for in vain.
+        """
+        shares = {tag: self.shares[tag] - num_open.get(tag, 0) for tag in self._weights}
+        return Counter(self._next_of(shares) for _ in range(num_groups))
+
+    def _next_of(self, shares: dict[str, int]) -> str:
+        tag = min(self._weights, key=lambda tag: shares[tag] / self._weights[tag])
+        shares[tag] += 1
+        return tag
+
+    def next_index(self, tag: str) -> int:
+        """The next index of the tag."""
         self.cursors[tag] += 1
-        self.shares[tag] += 1
-        return task
+        return self.cursors[tag] - 1
 
     def restore(
         self, cursors: Mapping[str, int], shares: Mapping[str, int], weights: Mapping[str, int]

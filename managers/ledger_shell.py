@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
+from envsdk.algorithms.task_samplers.prefixes import Prefix
 from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.env_worker import Play, Stop
 from envsdk.managers.episode import EpisodeOrder
@@ -50,6 +51,8 @@ class LedgerShell(Generic[AnyLedger]):
         self._executed = executed
         self._run_seed = run_seed
         self._stop_grace_s = stop_grace_s
+        self.prefix_of: Callable[[Lease], Prefix | None] = lambda lease: None
+        """What the episode of a lease replays."""
         self._clock = AwakeClock(time.monotonic(), longest_s=2 * TICK_S)
         ledger.suspend(self.now())
 
@@ -83,5 +86,12 @@ class LedgerShell(Generic[AnyLedger]):
             member=lease.member,
             task=task,
             seed=task.seed(seed),
-            policy_seed=task.policy_seed(seed, member=lease.member, attempt=lease.attempt),
+            policy_seed=task.policy_seed(
+                seed,
+                member=lease.member,
+                attempt=lease.attempt,
+                # A task that is played again is to be played otherwise.
+                visit=0 if self.ledger.config.task_sampler is None else lease.group_id,
+            ),
+            prefix=self.prefix_of(lease),
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from envsdk.algorithms.task_samplers.contract import SamplerConfig
 from envsdk.contracts import run_limits
 from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.contracts.trajectory import Task
@@ -50,6 +51,10 @@ class LedgerConfig(run_limits.Staleness):
     max_fruitless_batches: int = FRUITLESS_BATCHES
     """The ledger reports a stall when this many batches' worth of trajectories are thrown away without a
     delivery. No key of the YAML file sets it; `managers.wiring` derives it from `max_filtered_groups`."""
+    task_sampler: SamplerConfig | None = None
+    """Who chooses the tasks; None: they come in order."""
+    keeps_shares: bool = False
+    """Each batch has its share of each tag (`batch_mixture: stratified`), and waits for it."""
 
     def __post_init__(self) -> None:
         def require(holds: bool, message: str) -> None:
@@ -105,6 +110,12 @@ class LedgerConfig(run_limits.Staleness):
     def min_valid(self) -> int:
         """`min_group_size`, or its default."""
         return run_limits.required_group_size(self.group_size, self.min_group_size)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `asdict`."""
+        sampler = data.get("task_sampler")
+        return cls(**{**data, "task_sampler": None if sampler is None else SamplerConfig.from_dict(sampler)})
 
     def capacity_groups(self, alpha: float) -> int:
         """Groups that may be open or in training at this depth, without `num_groups_redundancy`."""
@@ -315,6 +326,10 @@ class LedgerState:
     """The depth. None in states of ledgers whose depth could not change."""
     dropped: tuple[DroppedGroup, ...] = ()
     """What was dropped between the last two batches. A record: a restart has no use for it."""
+    task_sampler: Mapping[str, Any] | None = None
+    """What the task sampler has learned; None where tasks come in order."""
+    prefixes: Mapping[str, Any] | None = None
+    """What prefix sampling has learned: the scheduler's."""
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""

@@ -22,6 +22,7 @@ from typing import Any, Generic
 import ray
 
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.algorithms.task_samplers.prefixes import EndedEpisode, PrefixArgs, PrefixSampling
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
@@ -36,6 +37,7 @@ from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import LedgerLog, recorded
 from envsdk.managers.ledger_shell import TICK_S, AnyLedger, LedgerShell
 from envsdk.managers.ledger_types import (
+    BatchGroup,
     CancelReason,
     Command,
     Discard,
@@ -77,6 +79,8 @@ class SchedulerSetup:
     """A worker that has not stopped a cancelled episode after this time hangs, and is replaced."""
     placement: RolePlacement = field(default_factory=RolePlacement)
     """Nodes of the cluster that workers run on."""
+    prefix_sampling: PrefixArgs | None = None
+    """Where groups begin; None: at the beginning."""
 
     @property
     def all_workers(self) -> WorkerPoolConfig:
@@ -213,7 +217,11 @@ class Scheduler(Generic[AnyLedger]):
         if failure is not None and failure.boundary is Boundary.CONFIGURATION and not ledger.counts.delivered:
             self.background.fail(ConfigurationError(failure.message))
         is_failed, oldest = failure is not None, trajectory.oldest_version
-        self.shell.execute(ledger.finished(lease_id, now, oldest_version=oldest, failed=is_failed))
+        outcome: dict[str, Any] = {}
+        if ledger.config.task_sampler is not None:
+            success = None if trajectory.num_replayed else trajectory.success
+            outcome = {"success": success, "reward": trajectory.total_reward}
+        self.shell.execute(ledger.finished(lease_id, now, oldest_version=oldest, failed=is_failed, **outcome))
 
     def decided(self, command: Command) -> None:
         """Carry out a command that concerns results."""
@@ -249,7 +257,11 @@ class Scheduler(Generic[AnyLedger]):
         if reason is None:
             self.background.changed.set()
         else:
+            self.rejected(ready)
             self.shell.execute(ledger.reject_group(ready.group_id, self.shell.now()))
+
+    def rejected(self, ready: GroupReady) -> None:
+        """A filter drops this group."""
 
     async def tick(self) -> None:
         """Look at the clock again and again."""
@@ -279,6 +291,12 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         self._depth = depth_control(setup.ledger, self.shell.ledger.alpha)
         self._last_batch_at: float | None = None
         """On the ledger's clock, which stops while suspended."""
+        self._prefixes: PrefixSampling | None = None
+        self._rejected: dict[int, list[Trajectory]] = {}
+        """Groups that a filter rejected since the last batch, where prefixes are steered."""
+        if (args := setup.prefix_sampling) is not None:
+            self._prefixes = prefixes = PrefixSampling(args, None if state is None else state.prefixes)
+            self.shell.prefix_of = lambda lease: prefixes.prefix_of(lease.group_id, lease.task)
 
     def _new_ledger(self, setup: SchedulerSetup, state: LedgerState | None) -> RolloutLedger:
         ledger = RolloutLedger(setup.ledger, state)
@@ -310,7 +328,7 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
             self.workforce.is_awaited = True
             await self.background.next_change()
         self.workforce.is_awaited = False
-        state = shell.ledger.state()
+        state = self._with_prefixes(shell.ledger.state(), taken.groups)
         depth = None if self._depth is None else self._depth.alpha
         batch = self.episodes.batch(taken.version, taken.groups, shell.ledger.counts, depth)
         batch = replace(batch, workers=self.workforce.pool.counts)
@@ -324,6 +342,31 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         if files:
             await files.write_batch(batch, step, state)
         return batch
+
+    def _with_prefixes(self, state: LedgerState, groups: Sequence[BatchGroup]) -> LedgerState:
+        """After a batch: steer the prefixes of groups to come. Returns the state with theirs."""
+        prefixes, kept = self._prefixes, self.episodes.trajectories
+        if prefixes is None:
+            return state
+        played = {
+            group.group_id: [kept[each] for each in group.lease_ids if each in kept] for group in groups
+        }
+        for group_id, members in sorted((played | self._rejected).items()):
+            ended = [
+                EndedEpisode(success=each.success, replies=[turn.reply for turn in each.turns])
+                for each in members
+                if each.failure is None
+            ]
+            if members:
+                prefixes.observe(group_id, members[0].task, ended)
+        self._rejected.clear()
+        prefixes.drop([group.group_id for group in state.unfinished])
+        return replace(state, prefixes=prefixes.state())
+
+    def rejected(self, ready: GroupReady) -> None:
+        if self._prefixes is not None:
+            kept = self.episodes.trajectories
+            self._rejected[ready.group_id] = [kept[each] for each in ready.lease_ids if each in kept]
 
     def _set_depth(self, asked_at: float, now: float, *, had_idle_slot: bool) -> None:
         """After a batch: let generation run ahead further, or less far, if that is for the run to find."""

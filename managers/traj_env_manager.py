@@ -17,11 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envsdk.algorithms.task_samplers.prefixes import Prefix, num_replayed
 from envsdk.contracts.env import Info
 from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, describe_error
 from envsdk.contracts.players import POLICY, Players, Seat, seated
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, SequenceFull, TurnContext
-from envsdk.contracts.prompts import SUMMARY, AgentPrompts, TagPrompts
+from envsdk.contracts.prompts import PREFIX, SUMMARY, AgentPrompts, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory
 from envsdk.engines.full_context import is_full_context
@@ -31,6 +32,22 @@ from envsdk.managers.episode import Episode, EpisodeOrder
 from envsdk.managers.hosts import open_host
 
 UNLIMITED_TURNS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCurriculum:
+    """A limit on turns that grows: `start`, and `add` more after every `every` groups of the run.
+
+    The group's number alone decides, so its members have one limit, also in a run that is continued.
+    Source: the interaction horizon of arXiv:2509.08755, which grows by a constant in intervals.
+    """
+
+    start: int
+    add: int
+    every: int
+
+    def limit(self, group_id: int) -> int:
+        return self.start + self.add * (group_id // self.every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +76,8 @@ class TagSetup:
     """Who plays the roles of an environment of several players; empty: the policy plays them all."""
     max_episode_tokens: int = 0
     """Tokens of an episode from which on no turn begins; 0: no limit."""
+    turn_curriculum: TurnCurriculum | None = None
+    """A lower limit on turns, for the time being."""
 
     @property
     def shown(self) -> TagPrompts:
@@ -174,7 +193,7 @@ class TrajEnvManager:
             episode.fail(failed.failure)
             self._host.discard()
         except SequenceFull as full:
-            if episode.turns:
+            if any(turn.role != PREFIX for turn in episode.turns):
                 episode.outcome = Outcome.TRUNCATED
             else:
                 episode.fail(prompt_too_long(self._setup.tag, full))
@@ -189,7 +208,13 @@ class TrajEnvManager:
         episode.tools, episode.history = start.get("tools", ()), start.get("history", ())
         episode.seats = self._seats(order, start)
         role = start.get("role", "")
-        for turn_index in range(setup.max_turns):
+        if order.prefix is not None:
+            observation = await self._replay(order, order.prefix, episode, observation)
+        max_turns = setup.max_turns
+        if setup.turn_curriculum is not None:
+            max_turns = min(max_turns, len(episode.turns) + setup.turn_curriculum.limit(order.group_id))
+        episode.max_turns = max_turns
+        for turn_index in range(len(episode.turns), max_turns):
             if 0 < setup.max_episode_tokens <= len(episode.log):
                 return
             episode.final_observation = observation
@@ -203,10 +228,10 @@ class TrajEnvManager:
             prompt = setup.prompts.user(
                 observation=observation,
                 turn_index=turn_index,
-                num_actions_left=setup.max_turns - turn_index,
+                num_actions_left=max_turns - turn_index,
                 max_response_length=setup.max_new_tokens,
             )
-            reserved = setup.compact_prompt if setup.compact_at and turn_index + 1 < setup.max_turns else ""
+            reserved = setup.compact_prompt if setup.compact_at and turn_index + 1 < max_turns else ""
             try:
                 reply, generate_s = await self._ask(
                     order, episode, turn_index, prompt, observation, reserved_prompt=reserved
@@ -229,6 +254,41 @@ class TrajEnvManager:
             if terminated or truncated:
                 episode.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
                 return
+
+    async def _replay(self, order: EpisodeOrder, prefix: Prefix, episode: Episode, observation: str) -> str:
+        """Play the replies of the prefix; the policy is shown them as given. Returns the next observation."""
+        host, replies = self._host, prefix.replies
+        if not replies:
+            replies = await self._oracle_replies()
+            replies = replies[: num_replayed(len(replies), prefix.share)]
+            observation, _ = await host.reset(order.seed, host.blueprint.reset_options(order.task))
+        for text in replies:
+            state_hash = await host.state_hash() if self._setup.with_state_hashes else None
+            answer, reward, terminated, truncated, info = await host.step(text)
+            if terminated or truncated:
+                message = (
+                    "a replayed episode ended earlier than it had: the environment does not follow its seed"
+                )
+                raise EpisodeFailed(
+                    Failure(boundary=Boundary.ENVIRONMENT, kind="prefix_ended", message=message)
+                )
+            episode.add_turn(
+                observation, Reply(text=text), reward, info, state_hash, generate_s=0.0, role=PREFIX
+            )
+            observation, episode.success = answer, info["success"]
+        shown = self._setup.shown.spoken(episode.turns, range(len(episode.turns)))
+        episode.history = [*episode.history, *shown]
+        return observation
+
+    async def _oracle_replies(self) -> list[str]:
+        """How the oracle plays on from here."""
+        replies: list[str] = []
+        for _ in range(self._setup.max_turns):
+            replies.append(await self._host.oracle())
+            *_, terminated, truncated, _ = await self._host.step(replies[-1])
+            if terminated or truncated:
+                break
+        return replies
 
     async def _summarize(
         self, order: EpisodeOrder, episode: Episode, turn_index: int, state_hash: str | None
@@ -262,7 +322,7 @@ class TrajEnvManager:
             prompt=prompt,
             observation=observation,
             turn_index=turn_index,
-            num_actions_left=setup.max_turns - turn_index,
+            num_actions_left=episode.max_turns - turn_index,
             env=self._host,
             seed=stable_seed(order.policy_seed, turn_index, *([kind] if kind else [])),
             log=line.log,

@@ -14,6 +14,7 @@ from envsdk.base.store.travel import DriverFiles
 from envsdk.config.env_defaults import turn_limit
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, StructuredOutput
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import keeps_support
 from envsdk.config.section import interleave
 from envsdk.contracts.env import EnvSpec
 from envsdk.contracts.prompts import AgentPrompts
@@ -21,7 +22,8 @@ from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
-from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup
+from envsdk.managers.task_choice import sampler_config
+from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup, TurnCurriculum
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig
 
@@ -92,17 +94,19 @@ def worker_setups(
             setup,
             with_state_hashes=with_state_hashes,
             blueprint=replace(setup.blueprint, trains=split != VAL_SPLIT),
+            turn_curriculum=None if split == VAL_SPLIT else _turn_curriculum(config, tag),
         )
         for tag, setup in tag_setups(config, manager).items()
     }
     generating = config.val_generating_args if split == VAL_SPLIT else config.actor_infer.generating_args
+    tells_support = split != VAL_SPLIT and keeps_support(config)
     slots = _slots(manager, split)
     return {
         f"{split}-{index}": WorkerSetup(
             slots=worker_slots,
             setups={tag: setups[tag] for tag in dict.fromkeys(worker_slots.values())},
             model=model,
-            generating=generating.sampling,
+            generating=replace(generating.sampling, support=tells_support),
             sequence_length=config.sequence_length,
             turn_timeout_s=manager.turn_timeout_s,
             engines=engines,
@@ -110,12 +114,20 @@ def worker_setups(
             engines_return=True,
             driver_files=driver_files or DriverFiles(),
             shares_prompts=config.shares_prompts,
+            records_experts=split != VAL_SPLIT and config.algorithm.train_infer_correction.routing_replay,
             manager_classes={
                 tag: config.custom_envs[tag].env_manager_cls or manager.env_manager_cls for tag in setups
             },
         )
         for index, worker_slots in enumerate(slots)
     }
+
+
+def _turn_curriculum(config: RunConfig, tag: str) -> TurnCurriculum | None:
+    given = config.custom_envs[tag].turn_curriculum
+    if given is None:
+        return None
+    return TurnCurriculum(start=given.start, add=given.add, every=given.every * config.num_train_groups)
 
 
 def _slots(manager: EnvManagerArgs, split: str) -> list[dict[str, str]]:
@@ -164,6 +176,8 @@ def train_ledger(config: RunConfig) -> LedgerConfig:
         episode_deadline_s=manager.episode_deadline_s,
         max_group_attempts=manager.max_group_attempts,
         max_fruitless_batches=max(FRUITLESS_BATCHES, 1 + filtered_batches),
+        task_sampler=sampler_config(config),
+        keeps_shares=config.batch_mixture == "stratified",
     )
 
 

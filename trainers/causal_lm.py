@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging as transformers_logging
 
@@ -25,6 +26,8 @@ from envsdk.algorithms.logits import (
 )
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.settings.precision import Precision
+from envsdk.base.store.expert_choice import ExpertChoice
+from envsdk.base.store.language_model import load_language_model
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.attention import attention_of
@@ -98,7 +101,7 @@ class CausalLM:
         self._hidden_NH: Tensor | None = None
         self._project: Callable[[Tensor, Tensor], ProjectedTokens] | None = None
         """Takes hidden states and the output embedding's weight while scores are asked for."""
-        self._scores_1N3: Tensor | None = None
+        self._scores_1NK: Tensor | None = None
         head = self.model.get_output_embeddings()
         self.transform = transform_of(self.model, head)
         """None: logits are kept."""
@@ -111,6 +114,7 @@ class CausalLM:
             take_place_of_sdpa()
         self.pairs_per_token = self._pairs_per_token() if shares else 0.0
         """See `pack`; 0 where rows do not share lines."""
+        self._choice: ExpertChoice | None = None
         self.model.eval()
         if settings.gradient_checkpointing:
             self._checkpoint_without_dropout()
@@ -134,12 +138,10 @@ class CausalLM:
             raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model = load_language_model(
                 folder,
                 dtype=torch.float32,
                 attn_implementation=None if settings.is_auto_attention else settings.attn_implementation,
-                local_files_only=True,
-                trust_remote_code=False,
             )
         except (ImportError, OSError, ValueError, KeyError) as error:
             raise ConfigurationError(f"pretrain: cannot load the model in {folder}: {error}") from error
@@ -193,22 +195,39 @@ class CausalLM:
         """What it computes attention with, in words."""
         return attention_of(self.model, dtype=self.dtype, device=self.device)
 
+    def replay_routing(self) -> None:
+        """Routers choose the experts of each batch from now on. ConfigurationError where there are none."""
+        self._choice = ExpertChoice(self.model)
+        if self._choice.num_routers == 0:
+            raise ConfigurationError(
+                f"train_infer_correction.routing_replay: a {self.model.config.model_type} model has no "
+                "router that chooses between experts; leave it out"
+            )
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter once, under its Hugging Face name; the head's as `value_head.*`."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from self.value_head.named_parameters(prefix="value_head")
 
+    def parts(self) -> list[nn.Module]:
+        """The model and the value head."""
+        return [self.model, *([] if self.value_head is None else [self.value_head])]
+
     def modules(self) -> Iterator[nn.Module]:
         """Modules of the model and the value head."""
-        yield from self.model.modules()
-        if self.value_head is not None:
-            yield from self.value_head.modules()
+        for part in self.parts():
+            yield from part.modules()
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logits `[N, V]` and last hidden states `[N, H]` at the batch's scored positions."""
         input_ids_BT = torch.from_numpy(batch.input_ids_BT).to(self.device)
         self._positions_N = torch.from_numpy(batch.positions_N).to(self.device)
+        if self._choice is not None:
+            experts = batch.experts_BTRK
+            self._choice.replay(
+                None if experts is None else torch.from_numpy(experts).flatten(0, 1).to(self.device)
+            )
         inputs = {} if batch.tree is None else self._masks_and_positions(batch.tree)
         try:
             with torch.autocast(
@@ -217,28 +236,40 @@ class CausalLM:
                 logits_1NV = self.model(input_ids=input_ids_BT, use_cache=False, **inputs).logits
             hidden_NH = self._hidden_NH
         finally:
-            self._positions_N = self._hidden_NH = self._scores_1N3 = None
+            self._positions_N = self._hidden_NH = self._scores_1NK = None
         assert hidden_NH is not None
         return logits_1NV[0], hidden_NH
 
     def scores(
-        self, batch: MicroBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
+        self,
+        batch: MicroBatch,
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        further_NK: NDArray[np.int32] | None = None,
     ) -> tuple[ProjectedTokens, Tensor]:
-        """Scores of the targets, and last hidden states `[N, H]`; see `token_logprobs_and_entropy`."""
+        """Scores of the targets, and last hidden states `[N, H]`; see `projected_tokens`."""
         targets_N = torch.from_numpy(batch.targets_N).to(self.device)
         settings: dict[str, Any] = {"temperature": temperature, "entropy_gradient": entropy_gradient}
+        settings["support"] = batch.support_N
+        further = (
+            None if further_NK is None else torch.from_numpy(further_NK.astype(np.int64)).to(self.device)
+        )
         if self.transform is None:
             logits_NV, hidden_NH = self.forward(batch)
             tops_N, _ = token_logprobs_and_entropy(logits_NV.detach(), logits_NV.argmax(-1), **settings)
-            found = token_logprobs_and_entropy(logits_NV, targets_N, **settings)
-            return ProjectedTokens(*found, tops_N), hidden_NH
+            ids_NK = targets_N[:, None] if further is None else torch.cat([targets_N[:, None], further], -1)
+            logprobs_NK, entropy_N = token_logprobs_and_entropy(logits_NV, ids_NK, **settings)
+            return ProjectedTokens(logprobs_NK[:, 0], entropy_N, tops_N, logprobs_NK[:, 1:]), hidden_NH
         settings |= {"ids_N": targets_N, "dtype": self.dtype, "transform": self.transform}
+        settings["further_NK"] = further
         self._project = partial(projected_tokens, **settings)
         try:
-            scores_N3, hidden_NH = self.forward(batch)
+            scores_NK, hidden_NH = self.forward(batch)
         finally:
             self._project = None
-        return ProjectedTokens(*scores_N3.unbind(-1)), hidden_NH
+        logprobs_N, entropy_N, tops_N = scores_NK[:, :3].unbind(-1)
+        return ProjectedTokens(logprobs_N, entropy_N, tops_N, scores_NK[:, 3:]), hidden_NH
 
     def predict_values(self, hidden_NH: Tensor) -> Tensor:
         """The value head's predictions `[N]`."""
@@ -259,12 +290,13 @@ class CausalLM:
     def _logits_or_scores(self, head: nn.Linear, hidden_1NH: Tensor) -> Tensor:
         if self._project is None:
             return nn.functional.linear(hidden_1NH, head.weight)
-        self._scores_1N3 = torch.stack(self._project(hidden_1NH[0], head.weight), -1).unsqueeze(0)
+        *scores, further_NK = self._project(hidden_1NH[0], head.weight)
+        self._scores_1NK = torch.cat([torch.stack(scores, -1), further_NK], -1).unsqueeze(0)
         return hidden_1NH  # which the model takes for logits
 
     def _put_scores(self, module: nn.Module, inputs: object, output: Any) -> None:
-        if self._scores_1N3 is not None:
-            output.logits = self._scores_1N3
+        if self._scores_1NK is not None:
+            output.logits = self._scores_1NK
 
     def _masks_and_positions(self, tree: Tree) -> dict[str, Any]:
         depths_BT = torch.from_numpy(tree.depths_BT).to(self.device)

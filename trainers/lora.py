@@ -31,7 +31,7 @@ class LoRA:
 
     def __init__(self, model: nn.Module, args: LoRAArgs, *, seed: int) -> None:
         """Puts it in and freezes the rest. ConfigurationError for modules that cannot be adapted."""
-        targets = "all-linear" if args.target_modules == "all-linear" else list(args.target_modules)
+        targets = _linear_layers(model) if args.target_modules == "all-linear" else list(args.target_modules)
         config = LoraConfig(
             r=args.rank,
             lora_alpha=args.scaled_alpha,  # type: ignore[arg-type]
@@ -41,7 +41,8 @@ class LoRA:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             try:
-                inject_adapter_in_model(config, model)
+                # In a container, for which PEFT does not take linear layers for experts by their names.
+                inject_adapter_in_model(config, nn.Sequential(model))
             except ValueError as error:
                 raise ConfigurationError(f"lora.target_modules: {error}") from error
         self._layers: dict[str, Any] = {
@@ -85,3 +86,11 @@ class LoRA:
         halves = layer.lora_A[_NAME], layer.lora_B[_NAME]
         a, b = (full_tensor(half.weight.detach()) for half in halves)
         return a, b
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """Names of all but the output layer; PEFT's `all-linear` takes experts and their routers as well."""
+    head = model.get_output_embeddings()
+    return [
+        name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head
+    ]

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.correction import correction
+from envsdk.algorithms.distillation import coarse_reverse_kl
 from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.algorithms.ratios import log_ratio
+from envsdk.contracts.trainer import TeacherScores
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.train_rows import TrainRow
 
@@ -34,6 +36,8 @@ class TokenOutputs:
     """Entropies of the distributions they come from; with gradient only if `Objective.entropy_gradient`."""
     values_N: Tensor | None = None
     """Value head's predictions, where there is one."""
+    top_NK: Tensor | None = None
+    """Log-probabilities of the teacher's likeliest tokens, where `teacher_tokens` gives some."""
 
 
 class Objective:
@@ -79,6 +83,11 @@ class Objective:
             kl_N = kl_estimate(logprobs_N, reference_N, args.kl_loss_type)
             terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
+        if any(each.teacher is not None for each in fields):
+            coef_N = joined.repeated([0.0 if each.teacher is None else each.teacher.coef for each in fields])
+            kl_N = self._divergence(rows, outputs)
+            terms["distill_loss"] = (coef_N * weights_N * kl_N).sum()
+            tally.add("distill_kl", kl_N.detach()[coef_N > 0])
         if outputs.values_N is not None:
             returns_N, values_N = joined.arrays([each.returns for each in fields]), outputs.values_N
             old_values_N = joined.arrays_or([each.old_values for each in fields], values_N.detach())
@@ -97,6 +106,15 @@ class Objective:
         tally.add("logprob_gap", gap_N, with_max=True)
         return torch.stack(list(terms.values())).sum()
 
+    def _divergence(self, rows: Sequence[TrainRow], outputs: TokenOutputs) -> Tensor:
+        """From the teachers, per token; anything where there is none."""
+        teachers = [_or_nothing(row, self.args.distill_top_k) for row in rows]
+        if outputs.top_NK is not None:
+            tops = np.concatenate([each.top_logprobs for each in teachers if each.top_logprobs is not None])
+            return coarse_reverse_kl(outputs.top_NK, torch.from_numpy(tops).to(outputs.top_NK))
+        logprobs = np.concatenate([each.logprobs for each in teachers])
+        return kl_estimate(outputs.logprobs_N, torch.from_numpy(logprobs).to(outputs.logprobs_N), "k2")
+
     def _corrected_policy_loss(self, tokens: PolicyTokens, tally: StepMetrics) -> Tensor:
         """Per token, times the correction's factor."""
         policy = self._policy_loss(tokens, self.args)
@@ -112,6 +130,25 @@ class Objective:
         for name, share_N in corrected.shares.items():
             tally.add(name, share_N)
         return corrected.factor * policy.loss
+
+
+def teacher_tokens(rows: Sequence[TrainRow], args: AlgorithmArgs) -> NDArray[np.int32] | None:
+    """`[N, K]`: tokens whose log-probabilities the loss needs beside those of the rows' own."""
+    if not args.distill_top_k or all(row.fields.teacher is None for row in rows):
+        return None
+    teachers = [_or_nothing(row, args.distill_top_k) for row in rows]
+    return np.concatenate([each.top_ids for each in teachers if each.top_ids is not None])
+
+
+def _or_nothing(row: TrainRow, num_top: int) -> TeacherScores:
+    if row.fields.teacher is not None:
+        return row.fields.teacher
+    shape = (len(row.row.scored), num_top)
+    return TeacherScores(
+        logprobs=np.zeros(shape[0], np.float32),
+        top_ids=np.zeros(shape, np.int32),
+        top_logprobs=np.full(shape, -np.log(2 * max(1, num_top)), np.float32),
+    )
 
 
 class _JoinedRows:

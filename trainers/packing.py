@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -36,6 +38,10 @@ class Row:
     """`[num_scored]`: indices in the sequence, ascending, all >= 1; token t is predicted at input t - 1."""
     targets: NDArray[np.int64]
     """`[num_scored]`: the ids at `scored`."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_inputs, num_routers, num_chosen]`: what routers are to choose; -1: they choose themselves."""
+    support: Support | None = None
+    """`[num_scored]`: the tokens that could be drawn there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +66,24 @@ class MicroBatch:
     positions_N: NDArray[np.int64]
     """Flat indices into `[B * T]` of the inputs that predict `targets_N`, row by row."""
     targets_N: NDArray[np.int64]
+    support_N: Support | None = None
+    """The tokens that could be drawn in the places of `targets_N`."""
     num_real_tokens: int
     """Inputs that are not padding."""
     num_saved_tokens: int
     """Inputs of rows that are not computed again: they stand in the line of an earlier row."""
+    experts_BTRK: NDArray[np.int16] | None = None
+    """Those of the rows; None where no row has some."""
     is_filler: bool = False
     """It repeats a row to keep this rank in step with the others: it counts nowhere and weighs nothing."""
 
 
-def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
+def make_row(
+    ids: NDArray[np.int32],
+    mask: NDArray[np.int8],
+    experts: NDArray[np.int16] | None = None,
+    support: Support | None = None,
+) -> Row | None:
     """The row of a sequence whose tokens with `mask` 1 are scored; None when there are none.
 
     The first token has nothing before it and is never scored.
@@ -80,6 +95,8 @@ def make_row(ids: NDArray[np.int32], mask: NDArray[np.int8]) -> Row | None:
         input_ids=ids[: scored[-1]].astype(np.int64),
         scored=scored,
         targets=ids[scored].astype(np.int64),
+        experts=None if experts is None else experts[: scored[-1]],
+        support=None if support is None else support.take(scored),
     )
 
 
@@ -177,6 +194,11 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
     input_ids_BT = np.full((len(lines), longest), pad_id, np.int64)
     depths_BT = np.zeros_like(input_ids_BT)
     ends_BT = np.tile(np.arange(1, longest + 1), (len(lines), 1))  # padding sees itself alone
+    given = [rows[index].experts for line in lines for index, _ in line]
+    routed = next((experts for experts in given if experts is not None), None)
+    experts_BTRK = None
+    if routed is not None:
+        experts_BTRK = np.full((*input_ids_BT.shape, *routed.shape[1:]), -1, np.int16)
     positions: list[NDArray[np.int64]] = []
     for number, line in enumerate(lines):
         path, end = np.zeros(0, np.int64), 0
@@ -187,6 +209,8 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
             input_ids_BT[number, start:end] = inputs[shared:]
             depths_BT[number, start:end] = np.arange(shared, len(inputs))
             ends_BT[number, path] = end
+            if experts_BTRK is not None and (experts := rows[index].experts) is not None:
+                experts_BTRK[number, start:end] = experts[shared:]
             positions.append(number * longest + path[rows[index].scored - 1])
     members = [index for line in lines for index, _ in line]
     return MicroBatch(
@@ -195,6 +219,10 @@ def _pad(rows: Sequence[Row], lines: Sequence[Line], pad_id: int) -> MicroBatch:
         tree=Tree(depths_BT=depths_BT, ends_BT=ends_BT) if len(members) > len(lines) else None,
         positions_N=np.concatenate(positions),
         targets_N=np.concatenate([rows[index].targets for index in members]),
+        support_N=Support.joined(
+            [rows[index].support for index in members], [len(rows[index].scored) for index in members]
+        ),
         num_real_tokens=sum(lengths),
         num_saved_tokens=sum(shared for line in lines for _, shared in line),
+        experts_BTRK=experts_BTRK,
     )

@@ -27,6 +27,7 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError, TrainerError
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig
 from envsdk.trainers.objective import Objective
 from envsdk.trainers.packing import Row, make_row
@@ -152,8 +153,13 @@ class PolicyTrainer(Trainer):
         tally.add_step(*(self._value_head_step() if critic_only else self._optimizer_step()))
         return tally
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        return self._score_all_tokens(sequences, ScoreKind.LOGPROBS)
+    def logprobs(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
+    ) -> list[NDArray[np.float32]]:
+        return self._score_all_tokens(sequences, ScoreKind.LOGPROBS, experts, supports)
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
         """Aligned with `logprobs`: entry t is the value of the tokens before t, the state in which token t
@@ -170,9 +176,17 @@ class PolicyTrainer(Trainer):
             rows.add_proximal(index, logprobs)
 
     def _score_all_tokens(
-        self, sequences: Sequence[NDArray[np.int32]], kind: ScoreKind
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        kind: ScoreKind,
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
     ) -> list[NDArray[np.float32]]:
-        rows = [make_row(ids, np.ones(len(ids), np.int8)) for ids in sequences]
+        absent = [None] * len(sequences)
+        rows = [
+            make_row(ids, np.ones(len(ids), np.int8), routed, support)
+            for ids, routed, support in zip(sequences, experts or absent, supports or absent, strict=True)
+        ]
         results = [np.zeros(len(ids), np.float32) for ids in sequences]
         filled = [index for index, row in enumerate(rows) if row is not None]
         scores = self._score([row for row in rows if row is not None], kind)

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import save_torch_state_dict
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.base.store.atomic import fsync_tree
 from envsdk.contracts.failures import StorageError
+from envsdk.weights.tensors import tensors_in
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -21,6 +24,7 @@ TOKENIZER_FILES = (
     "vocab.*",
     "merges.txt",
     "*.model",
+    "*processor_config.json",
 )
 
 
@@ -34,7 +38,10 @@ def write_pretrained(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(folder, state_dict=state)
+        if _model_type(source) in (None, model.config.model_type):
+            model.save_pretrained(folder, state_dict=state)
+        else:
+            _write_with_towers(folder, model, state, source)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         for section in (config, config.get("text_config") or {}):
             section["dtype"] = dtype
@@ -46,3 +53,19 @@ def write_pretrained(
         fsync_tree(folder)
     except OSError as error:
         raise StorageError(f"cannot write a model into {folder}: {error}") from error
+
+
+def _model_type(folder: Path) -> str | None:
+    config = folder / "config.json"
+    return json.loads(config.read_text(encoding="utf-8"))["model_type"] if config.is_file() else None
+
+
+def _write_with_towers(folder: Path, model: Any, state: Mapping[str, Tensor], source: Path) -> None:
+    """The whole model of the folder `source`, in which `model` is the language model."""
+    trained = revert_weight_conversion(model, dict(state))
+    # Copies, because of two names for one tensor only one would be written.
+    whole = {name: trained.get(name, kept).clone() for name, kept in tensors_in(source)}
+    save_torch_state_dict(whole, folder)
+    for name in ("config.json", "generation_config.json"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)

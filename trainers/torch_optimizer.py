@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import TrainerError
+from envsdk.trainers.offload import DeviceMemory, placed
 from envsdk.trainers.sharded import full_tensor, placed_like
 from envsdk.trainers.training_args import TrainingArgs
 
@@ -61,6 +62,9 @@ class Optimizer:
         self.parameters = dict(parameters)
         self.num_steps = 0
         """Optimizer steps taken; the position in the schedule."""
+        self._averages = {n: p.detach().clone() for n, p in self.parameters.items()} if args.ema_decay else {}
+        """Moving averages of the weights; the weights themselves while averages are shown."""
+        self._shows_average = False
         spared = {id(weight) for module in embeddings for weight in module.parameters()}
         decayed = [p for p in self.parameters.values() if p.ndim >= 2 and id(p) not in spared]
         plain = [p for p in self.parameters.values() if p.ndim < 2 or id(p) in spared]
@@ -74,9 +78,30 @@ class Optimizer:
             eps=args.adam_epsilon,
             fused=True,
         )
+        self._make_gradients()
+
+    def _make_gradients(self) -> None:
         for parameter in self.parameters.values():
             # Always there: a step whose gradient is zero still moves by momentum, like any other.
             parameter.grad = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def show_average(self, is_shown: bool) -> None:
+        """Exchange weights and averages, unless the parameters already hold what is asked for."""
+        if is_shown is self._shows_average:
+            return
+        self._shows_average = is_shown
+        for name, average in self._averages.items():
+            weight = self.parameters[name].detach().clone()
+            self.parameters[name].copy_(average)
+            average.copy_(weight)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the averages towards the weights, faster at first: TensorFlow's `ExponentialMovingAverage`."""
+        decay = min(self.args.ema_decay, self.num_steps / (9 + self.num_steps))
+        for name, average in self._averages.items():
+            average.lerp_(self.parameters[name].detach(), 1 - decay)
 
     def zero_grad(self) -> None:
         self.adam.zero_grad(set_to_none=False)
@@ -108,15 +133,28 @@ class Optimizer:
         self.adam.step()
         self.zero_grad()
         self.num_steps += 1
+        self._follow()
         return float(norm), learning_rate
 
+    def move(self, memory: DeviceMemory, *, on_device: bool) -> None:
+        """Move the moments. Gradients, which are zero between two steps, are dropped and made again."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for moments in self.adam.state.values():
+            for key, value in moments.items():
+                moments[key] = placed(value, memory, on_device=on_device)
+        if on_device:
+            self._make_gradients()
+
     def state(self) -> dict[str, Tensor]:
-        """Weights and moments, by name: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`.
+        """Weights and moments, by name: `weight/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; and
+        `average/NAME`.
 
         The live tensors, not copies; with several ranks, this rank's part of each. Moments are missing
         before the first step.
         """
-        tensors: dict[str, Tensor] = {}
+        self.show_average(False)
+        tensors = {f"average/{name}": average for name, average in self._averages.items()}
         for name, parameter in self.parameters.items():
             tensors[f"weight/{name}"] = parameter.detach()
             for key, value in self.adam.state.get(parameter, {}).items():
@@ -126,8 +164,12 @@ class Optimizer:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Copy back the tensors of `state`, full or sharded."""
+        self.show_average(False)
         for name, parameter in self.parameters.items():
             parameter.copy_(placed_like(parameter, tensors[f"weight/{name}"]))
+            if name in self._averages:  # a checkpoint from before there was one has none
+                stored = tensors.get(f"average/{name}")
+                self._averages[name].copy_(parameter if stored is None else placed_like(parameter, stored))
             moments = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}/{name}" in tensors]
             if not moments:
                 self.adam.state.pop(parameter, None)

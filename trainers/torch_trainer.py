@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,9 +22,11 @@ from transformers.core_model_loading import revert_weight_conversion
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.base.processes.memory import keep_few_kernels
 from envsdk.contracts.failures import StorageError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.objective import TokenOutputs, teacher_tokens
+from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -62,6 +65,10 @@ class TorchTrainer(PolicyTrainer):
         super().__init__(config, algorithm)
         self.model = model
         self.training = training
+        if algorithm.train_infer_correction.routing_replay:
+            model.replay_routing()
+        self.memory = DeviceMemory(model.device)
+        self._held = Held.ALL
         self._optimizer = Optimizer(
             ((name, parameter) for name, parameter in model.parameters() if parameter.requires_grad),
             [model.model.get_input_embeddings(), model.model.get_output_embeddings()],
@@ -96,7 +103,7 @@ class TorchTrainer(PolicyTrainer):
         return {"attention": self.model.attention, "products": str(self.model.precision)}
 
     def weights(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
+        """Each weight once, float32, as `save_pretrained` would store it; not the value head.
 
         A tied output embedding comes under the input embedding's name alone. Experts that are one tensor
         in memory come one by one, as they are on disk. An adapter is merged in.
@@ -106,7 +113,18 @@ class TorchTrainer(PolicyTrainer):
 
     @property
     def weight_device(self) -> str:
-        return str(self.model.device)
+        return str(self.model.device) if self._held else "cpu"
+
+    def hold(self, held: Held) -> None:
+        if (held is Held.ALL) < (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=False)
+        if bool(held) is not bool(self._held):
+            for module in self.model.parts():
+                move_module(module, self.memory, on_device=bool(held))
+        if (held is Held.ALL) > (self._held is Held.ALL):
+            self._optimizer.move(self.memory, on_device=True)
+        self._held = held
+        self.memory.settle()
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stored(lambda weight: weight)
@@ -114,8 +132,13 @@ class TorchTrainer(PolicyTrainer):
     def _stored(self, place: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Weights under the names they have on disk, each first put where `place` puts it."""
         model = self.model.model
-        for name, tensor in self._without_adapter(model.named_parameters()):
+        state = model.state_dict()
+        buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in state)
+        for name, tensor in self._without_adapter(chain(model.named_parameters(), buffers)):
             yield from revert_weight_conversion(model, {name: place(tensor.detach())}).items()
+
+    def use_average(self, is_used: bool) -> None:
+        self._optimizer.show_average(is_used)
 
     @property
     def has_adapter(self) -> bool:
@@ -184,7 +207,7 @@ class TorchTrainer(PolicyTrainer):
             members = [rows[index] for index in micro.rows]
             if micro.is_filler:
                 members = [replace(row, weight=0.0) for row in members]
-            return self.objective(members, self._outputs(micro), tally)
+            return self.objective(members, self._outputs(micro, members), tally)
 
         self._accumulate_with(reinforce, [row.row for row in rows], tally)
 
@@ -200,21 +223,27 @@ class TorchTrainer(PolicyTrainer):
                 num_saved_tokens=micro.num_saved_tokens,
             )
 
-    def _outputs(self, micro: MicroBatch) -> TokenOutputs:
+    def _outputs(self, micro: MicroBatch, rows: Sequence[TrainRow]) -> TokenOutputs:
+        further_NK = teacher_tokens(rows, self.algorithm)
         scores, hidden_NH = self.model.scores(
             micro,
             temperature=self.algorithm.logprob_temperature,
             entropy_gradient=self.objective.entropy_gradient,
+            further_NK=further_NK,
         )
         values_N = self.model.predict_values(hidden_NH) if self.model.value_head is not None else None
-        return TokenOutputs(logprobs_N=scores.logprobs_N, entropy_N=scores.entropy_N, values_N=values_N)
+        return TokenOutputs(
+            logprobs_N=scores.logprobs_N,
+            entropy_N=scores.entropy_N,
+            values_N=values_N,
+            top_NK=None if further_NK is None else scores.further_NK,
+        )
 
     @torch.no_grad()
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
-        score = self._token_logprobs if kind is ScoreKind.LOGPROBS else self._token_values
         found: dict[int, NDArray[np.float32]] = {}
         for micro in self._pack(rows):
-            scores_N = score(micro).float().cpu().numpy()
+            scores_N = self._token_scores(micro, kind).float().cpu().numpy()
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
@@ -239,12 +268,10 @@ class TorchTrainer(PolicyTrainer):
             pairs_per_token=self.model.pairs_per_token,
         )
 
-    def _token_logprobs(self, micro: MicroBatch) -> Tensor:
-        scores, _ = self.model.scores(micro, temperature=self.algorithm.logprob_temperature)
-        return scores.logprobs_N
-
-    def _token_values(self, micro: MicroBatch) -> Tensor:
-        return self.model.predict_values(self.model.forward(micro)[1])
+    def _token_scores(self, micro: MicroBatch, kind: ScoreKind) -> Tensor:
+        if kind is ScoreKind.VALUES:
+            return self.model.predict_values(self.model.forward(micro)[1])
+        return self.model.scores(micro, temperature=self.algorithm.logprob_temperature)[0].logprobs_N
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.model.device)

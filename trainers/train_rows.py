@@ -14,7 +14,7 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.loss_settings import own_args
 from envsdk.contracts.failures import TrainerError
 from envsdk.contracts.seeds import stable_seed
-from envsdk.contracts.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainSequence
 from envsdk.trainers.packing import Row, make_row
 
 
@@ -33,6 +33,8 @@ class TokenFields:
     """Targets of the value head, where there is one."""
     old_values: NDArray[np.float32] | None = None
     """Values before the step; None: the current ones."""
+    teacher: TeacherScores | None = None
+    """Of the scored tokens, where the loss distills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,11 @@ class BatchRows:
 
     def __init__(self, batch: TrainBatch, args: AlgorithmArgs, *, seed: int, with_values: bool) -> None:
         self._args = args
-        self.rows = [make_row(sequence.ids, sequence.response_mask) for sequence in batch.sequences]
+        replays = args.train_infer_correction.routing_replay
+        self.rows = [
+            make_row(each.ids, each.response_mask, each.experts if replays else None, each.support)
+            for each in batch.sequences
+        ]
         all_needed = (
             with_values
             or args.kl_loss_coef > 0
@@ -64,7 +70,8 @@ class BatchRows:
         )
         self._fields = [
             _fields(sequence, row, args, with_values)
-            if row is not None and (all_needed or np.any(sequence.advantages[row.scored]))
+            if row is not None
+            and (all_needed or sequence.teacher is not None or np.any(sequence.advantages[row.scored]))
             else None
             for sequence, row in zip(batch.sequences, self.rows, strict=True)
         ]
@@ -176,6 +183,14 @@ def check_sequences(
             required["reference_logprobs"] = sequence.reference_logprobs
         if with_values:
             required["returns"] = sequence.returns
+        if args.train_infer_correction.routing_replay:
+            if sequence.experts is None:
+                raise TrainerError(
+                    f"sequence {index} of trajectory {sequence.trajectory_id} has no recorded experts, which "
+                    "train_infer_correction.routing_replay needs: its engine or its agent told of none; play "
+                    "with those that do, or set routing_replay: false"
+                )
+            required["experts"] = sequence.experts
         for name, values in required.items():
             if values is None:
                 raise TrainerError(f"sequence {index} has no {name}, which the loss needs")
@@ -194,4 +209,5 @@ def _fields(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values:
         reference=scored(sequence.reference_logprobs) if args.kl_loss_coef > 0 else None,
         returns=scored(sequence.returns) if with_values else None,
         old_values=scored(sequence.old_values) if with_values else None,
+        teacher=None if sequence.teacher is None else sequence.teacher.take(row.scored),
     )

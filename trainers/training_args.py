@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,6 +33,9 @@ class TrainingArgs(StrictSettings):
     """Learning rate at the end of the decay, as a share of the peak."""
     max_grad_norm: float | None = Field(default=1.0, gt=0.0)
     """Gradients with a larger global norm are scaled down to it; null is off."""
+    ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Above 0, evaluations and saved models use a moving average of the weights: after optimizer step n, from
+    1, it keeps the share min(ema_decay, n / (9 + n)) of itself."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """Tokens, padding included, in one forward and backward. Gradients accumulate over micro-batches,
     so this bounds memory and changes no result. On a CPU 1024 to 4096 is
@@ -75,6 +78,11 @@ SHARING_MODEL_TYPES = frozenset({
 
 class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
+
+    takes_support: ClassVar[bool] = True
+    """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
+    scores_several: ClassVar[bool] = True
+    """The loss may depend on more tokens in a place than the sampled one."""
 
     dtype: DType = "auto"
     """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the

@@ -226,11 +226,8 @@ class EnginePool:
             return process
 
     def release(self, process: EngineProcess, session: str) -> None:
+        self.abandon(process, session)
         with self._lock:
-            players = self._players.get(process)
-            if players is not None and session in players:
-                players.discard(session)
-                process.ended.append(session)
             self._tidy()
 
     def abandon(self, process: EngineProcess, session: str) -> None:

@@ -61,6 +61,7 @@ class PromptEnv(AnyTextSpaces, AsyncTextEnv):
                 tokenizer=tokenizer,
             )
         )
+        self.num_tasks = len(self._prompts)
         settings = {"worker_cls": reward} if isinstance(reward, str) else dict(reward)
         self._sizes = {name: settings[name] for name in WORKER_KEYS if name in settings}
         self._reward, self._settings = str(settings.get("worker_cls")), settings_of(settings)

@@ -18,24 +18,16 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.engines.tool_calls.reading import attempt_metric
 from envsdk.envs.arguments import keywords_of
-from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
+from envsdk.envs.shell.commands import KEPT_OUTPUT_BYTES, CommandResult, submitted_text
+from envsdk.envs.shell.env import ShellArguments, ShellEnv, ShellState
+from envsdk.envs.shell.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.harness import read_harness, staged
-from envsdk.envs.swe.observations import (
-    SUBMIT_COMMAND,
-    CommandResult,
-    Ending,
-    holds_diff,
-    render_task,
-    submitted_text,
-    without_surrogates,
-)
-from envsdk.envs.swe.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
+from envsdk.envs.swe.observations import SUBMIT_COMMAND, Ending, holds_diff, render_task, without_surrogates
 from envsdk.envs.swe.task_list import task_list
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.tasks.task import Outcome
 from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import (
-    KEPT_OUTPUT_BYTES,
     Submitted,
     Workspace,
     shared_workshop,
@@ -127,6 +119,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
         self.max_steps, self.render_mode = args.max_steps, args.render_mode
         self._args = args
         self._tasks = task_list(args.data, args.split, args.ids, args.num_tasks, args.repositories)
+        self.num_tasks = len(self._tasks)
         self._workshop = shared_workshop(args.backend, args.backend_settings)
         self._limits = replace(Limits(kept_output_bytes=KEPT_OUTPUT_BYTES), **(args.limits or {}))
         self._harness = None if args.harness is None else read_harness(args.harness)
@@ -272,6 +265,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
             "success": resolved,
             "exit_status": ending.exit_status,
             "submission": ending.submission,
+            "details": {"verdict": ending.detail, "task": task.instance_id},
             **told,
         }
         info["metrics"] |= {

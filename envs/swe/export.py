@@ -27,9 +27,9 @@ from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.trajectories import DISCARDED_PREFIX, iter_trajectories
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Outcome, Trajectory
+from envsdk.envs.shell.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.observations import Ending, read_ending
-from envsdk.envs.swe.replies import ACTION_FORMATS, ActionFormat, parse_reply
 from envsdk.envs.swe.task_list import TaskList, task_list
 from envsdk.rollouts.datasets.formats import ExportFormat
 from envsdk.rollouts.datasets.reading import DataSet, TagRecord, open_dataset

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from envsdk.contracts.policy import Policy, Reply, TurnContext
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
-from envsdk.envs.swe.replies import format_reply
 
 ROUNDS = (
     "ls -A && git log --oneline | head -5",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from envsdk.envs import shell
-from envsdk.envs.shell import SplitName, chosen
+from envsdk.envs.shell import env as shell
+from envsdk.envs.shell.env import SplitName, chosen
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.loaders import load_tasks

@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.processes.loop_locks import lock_of
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
-from envsdk.envs.swe.observations import CommandResult, command_result
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.rewards.sandbox import (
@@ -39,8 +40,6 @@ from envsdk.rewards.sandbox import (
 )
 from envsdk.rewards.sandbox.shared import LazySandbox, LoopBackends, shared_backends
 
-KEPT_OUTPUT_BYTES = 1 << 20
-"""Bytes of a command's output: room for a patch that is submitted by printing it."""
 _VERDICTS_KEPT = 4096
 _PIECE_CHARS = 1 << 20
 NOTHING_CHANGED = Evaluation(resolved=False, reason=Verdict.TESTS_FAILED, detail="the patch is empty")
@@ -61,7 +60,6 @@ class Workshop:
 
     def __init__(self, backends: LoopBackends) -> None:
         self._backends = backends
-        self._validating: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
         self._problems: dict[str, str] = {}
         """What validating a task has found, by its content; empty for a sound one."""
         self._verdicts: OrderedDict[tuple[str, bytes, bool], Evaluation] = OrderedDict()
@@ -148,8 +146,7 @@ class Workshop:
     async def _problem(self, task: Task, backend: SandboxBackend) -> str:
         """What validating `task` finds, once; empty for a sound one."""
         key = await asyncio.to_thread(task.content_hash)
-        here = asyncio.get_running_loop(), key
-        async with self._validating.setdefault(here, asyncio.Lock()):
+        async with lock_of((self, key)):
             if key not in self._problems:
                 (validation,) = await validate([task], backend)
                 self._problems[key] = validation.problem

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.shell.commands import KEPT_OUTPUT_BYTES
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
 from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
 from envsdk.envs.terminal.harbor.folder import CONFIG, Box
@@ -33,7 +34,6 @@ from envsdk.rewards.sandbox.shared import LoopBackends
 
 ROOT = "root"
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
-KEPT_OUTPUT_BYTES = 1 << 20
 MOVE_TIMEOUT_S = 300.0
 """For files on their way into a box or out of it."""
 MAX_LAID_BYTES = 1 << 30

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from envsdk.contracts.env import Info
 from envsdk.envs.arguments import keywords_of
-from envsdk.envs.shell import ShellArguments, ShellEnv, ShellState
-from envsdk.envs.swe.observations import SENTINEL, submitted_text
-from envsdk.envs.swe.replies import TOOL_SCHEMA, parse_reply
+from envsdk.envs.shell.commands import SENTINEL, submitted_text
+from envsdk.envs.shell.env import ShellArguments, ShellEnv, ShellState
+from envsdk.envs.shell.replies import TOOL_SCHEMA, parse_reply
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import Boxes
 from envsdk.envs.terminal.harbor.config import Mode
@@ -106,6 +106,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             has_network=bool(settings.get("network")),
             has_builder=args.backend == BUILDER,
         )
+        self.num_tasks = len(self._tasks)
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
             identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),

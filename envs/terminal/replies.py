@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from envsdk.envs.swe import replies as swe
+from envsdk.envs.shell.replies import format_reply
 
 ActionFormat = Literal["bash", "tool", "keys"]
 MAX_WAIT_S = 60.0
@@ -60,6 +60,6 @@ def _stroke(command: dict[str, Any]) -> tuple[tuple[str, ...], float]:
 def format_command(command: str, action_format: ActionFormat) -> str:
     """The reply that runs a command, of one line or several."""
     if action_format != "keys":
-        return swe.format_reply(command, action_format)
+        return format_reply(command, action_format)
     typed = {"keystrokes": f"{command}\n", "duration": MAX_WAIT_S}
     return json.dumps({"commands": [typed], "task_complete": False})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from envsdk.envs.swe.observations import CommandResult, command_result
+from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import (
     AgentsBox,

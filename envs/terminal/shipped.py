@@ -5,13 +5,12 @@ They are written once into the cache, as folders that Harbor itself can run.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import tempfile
 import tomllib
 from functools import cache
 from pathlib import Path
 
+from envsdk.base.store.atomic import made_once
 from envsdk.base.store.cache import cache_folder
 
 TASKS = Path(__file__).parent / "tasks"
@@ -24,14 +23,9 @@ def shipped_folder() -> Path:
     digest = hashlib.sha256(b"\0".join(file.name.encode() + file.read_bytes() for file in files))
     target = cache_folder() / "terminal" / f"tasks-{digest.hexdigest()[:16]}"
     if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".tasks.") as temporary:
-            made = Path(temporary) / "made"
+        with made_once(target) as made:
             for file in files:
                 write_task(file, made / file.parent.name / file.stem)
-            made.chmod(0o755)
-            with contextlib.suppress(OSError):  # another process has made it meanwhile
-                made.rename(target)
     return target
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from envsdk.base.settings.extras import require
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs import shell
-from envsdk.envs.shell import SplitName, chosen
+from envsdk.envs.shell import env as shell
+from envsdk.envs.shell.env import SplitName, chosen
 from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder
 from envsdk.envs.terminal.harbor.support import refusals
 from envsdk.envs.terminal.shipped import shipped_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from envsdk.envs.swe.observations import SENTINEL
+from envsdk.envs.shell.commands import SENTINEL
 from envsdk.envs.terminal.replies import EXAMPLE, ActionFormat, format_command
 
 

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from envsdk.base.processes.loop_locks import lock_of
 from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
@@ -27,8 +28,6 @@ _DEFAULT_LIMIT_S = 3600.0
 _NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
 _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
 """A first line that a shell may as well leave out."""
-_validating: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Lock] = {}
-
 _problems: dict[str, str] = {}
 """What this process has found; empty for a sound task."""
 
@@ -65,8 +64,7 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
     if not task.has_solution:
         return
     digest = await asyncio.to_thread(_digest, task.folder, f"{boxes.identity}\n{reward_key}")
-    here = asyncio.get_running_loop(), digest
-    async with _validating.setdefault(here, asyncio.Lock()):
+    async with lock_of(("sound", digest)):
         file = cache_folder() / "terminal" / "sound" / f"{digest}.json"
         if digest not in _problems:
             _problems[digest] = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)

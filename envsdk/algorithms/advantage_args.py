@@ -24,18 +24,21 @@ class AdvantageKeys(StrictSettings):
     """Settings that turn rewards into one advantage per token: top-level keys of the YAML."""
 
     adv_estimator: str = "grpo"
-    """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo` (state hashes); or an
-    entry point in `envsdk.advantage_estimators`, or `package.module:function`."""
+    """`grpo`, `rloo`, `reinforce`, `reinforce_plus_plus`, `gae` (value head), `gigpo`, `graphgpo`,
+    `hgpo` (state hashes), an entry point in `envsdk.advantage_estimators`, or `package.module:function`."""
     adv_args: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that estimator alone, which checks them. Those that ship read the keys below."""
+    """Settings of that estimator alone, which checks them: of `graphgpo` `omega` and `step_weight`, of `hgpo`
+    `history_length` and `length_weight_alpha`. Those that ship read the keys below."""
     grpo_normalize_std: bool = True
-    """`grpo`, `gigpo`: divide a group's advantages by the sample standard deviation of its returns."""
+    """`grpo` and those with state hashes: divide a group's advantages by the sample standard deviation of its
+    returns."""
     reinforce_baseline: ReinforceBaseline = "batch"
     """`reinforce`: `batch` subtracts the mean return of all steps in the batch."""
     gigpo_step_weight: float = Field(default=1.0, ge=0.0)
     """`gigpo`: weight of the advantage among equal states, added to that of the episode."""
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Discount per step; what a step is, `discount_level` and `gae_level` say. Per turn for `gigpo`."""
+    """Discount per step; what a step is, `discount_level` and `gae_level` say. Per turn for `gigpo` and
+    `hgpo`."""
     discount_level: DiscountLevel | None = None
     """`reinforce`, `reinforce_plus_plus`: a step is a turn, a segment (unbroken run of sampled tokens) or a
     token; null: `turn` for the first, `token` for the second."""

@@ -113,12 +113,13 @@ def final_rewards(
 @advantage_estimator(GRPOArgs)
 def grpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GRPOArgs) -> list[TokenAdvantages]:
     """The trajectory's reward among its group's, on each of its tokens; see `group_advantages`."""
-    return _compared(samples, args, baseline_shift=own.baseline_shift)
+    return compared(samples, args, baseline_shift=own.baseline_shift)
 
 
-def _compared(
+def compared(
     samples: Sequence[AdvantageSample], args: AlgorithmArgs, *, baseline_shift: float = 0.0
 ) -> list[TokenAdvantages]:
+    """`group_advantages` of the trajectories' rewards, on each of their tokens."""
     per_trajectory = group_advantages(
         [sample.total_reward for sample in samples],
         [sample.group_id for sample in samples],
@@ -187,11 +188,7 @@ def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GiGPOArg
 
     Source: arXiv:2505.10978. Without a state met twice this is `grpo`.
     """
-    hashes: list[Sequence[Hashable]] = []
-    for sample in samples:
-        if sample.state_hashes is None:
-            raise ValueError("gigpo needs the hash of the state that each turn was played in")
-        hashes.append(sample.state_hashes)
+    hashes = state_hashes_of(samples, "gigpo")
     steps = [steps_of(sample, "turn") for sample in samples]
     per_turn = gigpo_step_advantages(
         [discounted_returns(each.rewards_S, args.gamma) for each in steps],
@@ -204,8 +201,18 @@ def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GiGPOArg
         TokenAdvantages(
             advantages=episode.advantages + np.float32(args.gigpo_step_weight) * each.spread(values)
         )
-        for episode, each, values in zip(_compared(samples, args), steps, per_turn, strict=True)
+        for episode, each, values in zip(compared(samples, args), steps, per_turn, strict=True)
     ]
+
+
+def state_hashes_of(samples: Sequence[AdvantageSample], estimator: str) -> list[Sequence[Hashable]]:
+    """The hashes of the states of all turns; ValueError where an episode has none."""
+    hashes: list[Sequence[Hashable]] = []
+    for sample in samples:
+        if sample.state_hashes is None:
+            raise ValueError(f"{estimator} needs the hash of the state that each turn was played in")
+        hashes.append(sample.state_hashes)
+    return hashes
 
 
 @advantage_estimator(GAEArgs)

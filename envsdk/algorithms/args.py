@@ -31,6 +31,14 @@ class AlgorithmKeys(LossKeys, AdvantageKeys):
     loss_agg_length: int | None = Field(default=None, ge=1)
     """Tokens that `seq-mean-token-sum-norm` divides by; the same in every step."""
 
+    distill_as: Literal["advantage", "loss"] = "advantage"
+    """Where the divergence from `teachers` counts: in the advantages, or as a term of the loss."""
+    distill_top_k: int = Field(default=0, ge=0, le=1024)
+    """With `distill_as: loss`: likeliest tokens of the teacher whose probabilities are compared; 0: that of
+    the sampled token alone."""
+    distill_reward_coef: float = Field(default=1.0, ge=0.0)
+    """Weight of the rewards' advantages where a teacher scores; 0: the teacher alone counts."""
+
     @property
     def needs_reference(self) -> bool:
         """Whether the log-probabilities of a frozen reference model are needed."""

@@ -77,6 +77,10 @@ class TrainInferCorrection(StrictSettings):
     filters: list[CorrectionFilter] = Field(default_factory=list)
     """Rules that leave tokens out of the policy loss; a token stays if all let it."""
 
+    routing_replay: bool = False
+    """In a mixture of experts, the trainer's routers choose for each token the experts that were chosen while
+    it was sampled, and weigh them by its own logits."""
+
     @property
     def active_filters(self) -> list[CorrectionFilter]:
         """Those that are on."""

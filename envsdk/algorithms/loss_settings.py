@@ -87,12 +87,12 @@ def uses_behavior(args: LossKeys) -> bool:
 
 
 def notes(
-    args: AlgorithmKeys, *, one_optimizer_step: bool, max_staleness: int, truncated_sampling: bool
+    args: AlgorithmKeys, *, one_optimizer_step: bool, max_staleness: int, unknown_support: str = ""
 ) -> list[str]:
     """What the user of these settings may expect of them and will not get.
 
     `one_optimizer_step`: a batch makes one, which is said where it leaves the loss nothing to clip.
-    `truncated_sampling`: replies are sampled with `top_p`, `top_k`, `min_p` or a structure.
+    `unknown_support`: why the trainer cannot normalize over the tokens that could be drawn, if so.
     """
     own = own_args(args)
     found: list[str] = []
@@ -103,16 +103,16 @@ def notes(
             f"pg_variant={args.pg_variant} without train_infer_correction.is_weight takes samples of up to "
             f"{max_staleness} versions ago for fresh ones"
         )
-    if truncated_sampling:
+    if unknown_support:
         effect = (
             "ratios to the behavior policy compare two different distributions"
             if uses_behavior(args)
             else "the gradient is that of a distribution which nothing was sampled from"
         )
         found.append(
-            "replies are sampled with top_p, top_k, min_p or structured_output, and the trainer computes "
-            f"log-probabilities without them: {effect}; use top_p=1, top_k=0, min_p=0 and no "
-            "structured_output"
+            "replies are sampled with top_p, top_k, min_p or structured_output, and the trainer normalizes "
+            f"over tokens that they leave out ({unknown_support}): {effect}; use top_p=1, top_k=0, min_p=0 "
+            "and no structured_output"
         )
     if not own.clips:
         for name in ("pg_clip_low", "pg_clip_high", "dual_clip"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -93,6 +94,8 @@ class Terms(run_limits.Staleness):
     """Steps per version."""
     num_groups_redundancy: int = 0
     max_group_attempts: int = 8
+    task_sampler: str = ""
+    """`SamplerConfig` of the job as JSON; empty where tasks come in order."""
 
     @property
     def capacity_groups(self) -> int:
@@ -118,8 +121,9 @@ class Terms(run_limits.Staleness):
     def check_same(self, other: Terms) -> None:
         """ConfigurationError that names what `other`, of a program that wants to join, has differently."""
         ours, theirs = asdict(self), asdict(other)
+        show = _SHORT.repr
         different = [
-            f"{_KEYS_OF_TERMS[name]} is {theirs[name]!r} here and {ours[name]!r} in the job"
+            f"{_KEYS_OF_TERMS[name]} is {show(theirs[name])} here and {show(ours[name])} in the job"
             for name in ours
             if ours[name] != theirs[name]
         ]
@@ -221,7 +225,10 @@ _KEYS_OF_TERMS = {
     "sync_interval": "synchronizer.sync_interval",
     "num_groups_redundancy": "train_env_manager.num_groups_redundancy",
     "max_group_attempts": "train_env_manager.max_group_attempts",
+    "task_sampler": "task_sampler",
 }
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
+from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.buffer.admission import num_places
 from envsdk.buffer.contract import (
     ClaimedGroup,
@@ -22,16 +23,15 @@ from envsdk.buffer.contract import (
 from envsdk.buffer.fairness import grant
 from envsdk.buffer.rows import (
     OPENED,
-    TRAIN_SPLIT,
     claimed_group,
     count_dropped,
     is_in,
     new_group,
     waiting_groups,
 )
-from envsdk.buffer.tables import batches, cursors, groups, job, members, payloads
+from envsdk.buffer.tables import batches, groups, job, members, payloads
+from envsdk.buffer.task_choice import TaskChoice
 from envsdk.buffer.transaction import Database, Transaction
-from envsdk.contracts.trajectory import Task
 
 
 class ExplorerSide:
@@ -64,7 +64,7 @@ class ExplorerSide:
             if tx.state["status"] == JobStatus.FINISHED or version < tx.min_version:
                 return []
             num_given = _num_places(tx, member, version)
-            return _lease(tx, member, tags[:num_given], version, token)
+            return _lease(tx, member, tags[:num_given], tags[num_given:], version, token)
 
     def put(
         self,
@@ -72,6 +72,7 @@ class ExplorerSide:
         finished: Sequence[FinishedGroup],
         *,
         dropped_tokens: Mapping[str, int] | None = None,
+        played: Mapping[int, PlayedGroup] | None = None,
     ) -> list[int]:
         """Store complete groups.
 
@@ -79,6 +80,7 @@ class ExplorerSide:
             member: The explorer.
             finished: Its groups.
             dropped_tokens: By tag, sampled tokens of episodes that it has thrown away since it joined.
+            played: Results by group, for the job's task sampler.
 
         Returns:
             The ids of those that are not wanted: too old, or no longer this explorer's.
@@ -121,6 +123,7 @@ class ExplorerSide:
                 tx.execute(
                     payloads.insert(), [{"group_id": each.group_id, "data": each.payload} for each in stored]
                 )
+            _tell_sampler(tx, played, [each.group_id for each in stored])
             if refused:
                 tx.signal(Signal.PLACES)
             if tx.state["awaits_batch"] and stored:
@@ -130,16 +133,23 @@ class ExplorerSide:
                     tx.signal(Signal.BATCH)
         return refused
 
-    def drop(self, member: Member, reasons: Mapping[int, str]) -> None:
+    def drop(
+        self,
+        member: Member,
+        reasons: Mapping[int, str],
+        played: Mapping[int, PlayedGroup] | None = None,
+    ) -> None:
         """Groups that this explorer plays will not come: why, by id. Others take their places."""
         with self._database.writing() as tx:
-            rows = _rows(tx, list(reasons))
+            rows, dropped = _rows(tx, list(reasons)), []
             for group_id, reason in reasons.items():
                 row = rows.get(group_id)
                 if row is None or row["incarnation"] != member.incarnation:
                     continue
                 if row["state"] == GroupState.LEASED:
                     tx.drop([group_id], reason)
+                    dropped.append(group_id)
+            _tell_sampler(tx, played, dropped)
             tx.signal(Signal.PLACES)
 
     def hand_back(self, member: Member, group_ids: Iterable[int]) -> None:
@@ -182,9 +192,15 @@ def _num_places(tx: Transaction, member: Member, version: int) -> int:
 
 
 def _lease(
-    tx: Transaction, member: Member, tags: Sequence[str], version: int, token: str
+    tx: Transaction,
+    member: Member,
+    tags: Sequence[str],
+    others: Sequence[str],
+    version: int,
+    token: str,
 ) -> list[ClaimedGroup]:
-    """Open groups of these tags first, then new ones."""
+    """Open groups of these tags first, then new ones; a task sampler may take some of `others` in their
+    place."""
     found: list[ClaimedGroup] = []
     query = sa.select(groups).where(is_in(GroupState.OPEN), groups.c.tag.in_(set(tags))).order_by(groups.c.id)
     left = tx.execute(query).mappings().all() if tags else []
@@ -208,13 +224,18 @@ def _lease(
     if found:
         ids = [group.group_id for group in found]
         tx.execute(groups.update().where(groups.c.id.in_(ids)).values(**lease))
-    indexes = {tag: _next_indexes(tx, tag, started.count(tag)) for tag in set(started)}
-    tasks = [Task(tag=tag, split=TRAIN_SPLIT, index=next(indexes[tag])) for tag in started]
-    if tasks:
-        made = tx.execute(
-            groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
-            [new_group(task, tx.now) | lease for task in tasks],
-        ).scalars()
+    if started:
+        choice = TaskChoice(tx)
+        tasks = choice.next_tasks(started, also=others)
+        made = (
+            tx.execute(
+                groups.insert().returning(groups.c.id, sort_by_parameter_order=True),
+                [new_group(task, tx.now) | lease for task in tasks],
+            )
+            .scalars()
+            .all()
+        )
+        choice.started(made, tasks)
         found += [
             ClaimedGroup(group_id=group_id, task=task, attempt=0)
             for group_id, task in zip(made, tasks, strict=True)
@@ -222,15 +243,11 @@ def _lease(
     return found
 
 
-def _next_indexes(tx: Transaction, tag: str, count: int) -> Iterator[int]:
-    """The next tasks of the tag, which nobody else gets."""
-    query = sa.select(cursors.c.next_index).where(cursors.c.tag == tag)
-    first = tx.execute(query).scalar()
-    if first is None:
-        tx.execute(cursors.insert().values(tag=tag, next_index=count))
-        return iter(range(count))
-    tx.execute(cursors.update().where(cursors.c.tag == tag).values(next_index=first + count))
-    return iter(range(first, first + count))
+def _tell_sampler(
+    tx: Transaction, played: Mapping[int, PlayedGroup] | None, group_ids: Sequence[int]
+) -> None:
+    if tx.terms.task_sampler and played and group_ids:
+        TaskChoice(tx).over({group_id: played[group_id] for group_id in group_ids if group_id in played})
 
 
 def _rows(tx: Transaction, ids: Sequence[int]) -> dict[int, RowMapping]:

@@ -71,6 +71,14 @@ cursors = Table(
 )
 """The next task of each tag."""
 
+task_sampler = Table(
+    "task_sampler",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+)
+"""One row, where the job's terms name a task sampler: what it has learned."""
+
 groups = Table(
     "groups",
     metadata,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from envsdk.algorithms import loss_settings
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import support_problem
 
 
 def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
@@ -13,13 +14,12 @@ def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
     """
     infer = config.actor_infer
     sampling = infer.generating_args.sampling
-    is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
     mini_batch = config.ppo_mini_batch_size or config.train_batch_size
     found = loss_settings.notes(
         config,
         one_optimizer_step=not at_start and config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
         max_staleness=config.staleness_bound,
-        truncated_sampling=sampling.is_truncated or is_structured,
+        unknown_support=_unknown_support(config),
     )
     if infer.settings.get("logprobs") == "raw" and sampling.temperature not in (0, 1):
         found.append(
@@ -34,3 +34,11 @@ def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
         if env.max_tokens_per_step is not None and env.max_tokens_per_step > longest
     ]
     return found
+
+
+def _unknown_support(config: RunConfig) -> str:
+    problem = support_problem(config)
+    is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
+    if problem is None and is_structured:
+        return "of replies with structured_output the engine tells them only with a top_k"
+    return problem or ""

@@ -22,12 +22,16 @@ from envsdk.base.settings.problems import KeyPath, Problem, dotted
 from envsdk.base.settings.validation import problems_in
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
+from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
+from envsdk.config.selection_checks import selection_problems
+from envsdk.config.task_checks import task_problems
+from envsdk.config.teacher_checks import teacher_problems
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
@@ -54,14 +58,16 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         _lengths,
         _tags,
         prompt_problems,
+        task_problems,
         _plugin_names,
         _plugin_settings,
         _correction,
+        teacher_problems,
         _folders,
+        selection_problems,
         job_problems,
     )
-    if for_training:
-        checks += (_engine_learns, _one_server)
+    checks += (_engine_learns, _one_server, sharing_problems) if for_training else ()
     return [problem for each in checks for problem in each(config)]
 
 
@@ -347,6 +353,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     plugins.TRACKERS: ("tracker", "trackers"),
     plugins.ENV_MANAGERS: ("env manager", "env managers"),
     plugins.GROUP_FILTERS: ("group filter", "group filters"),
+    plugins.TASK_SAMPLERS: ("task sampler", "task samplers"),
     plugins.POLICY_LOSSES: ("policy loss", "policy losses"),
     plugins.ADVANTAGE_ESTIMATORS: ("advantage estimator", "advantage estimators"),
 }
@@ -378,9 +385,10 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
-    for each, opponent in config.opponents.items():
-        if (strategy := opponent.strategy_args) is not None:
-            yield ("opponents", each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
+    for section in ("opponents", "teachers"):
+        for each, model in getattr(config, section).items():
+            if (strategy := model.strategy_args) is not None:
+                yield (section, each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):
         yield ("trackers", i), tracker, plugins.TRACKERS
@@ -391,6 +399,7 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
             yield ("custom_envs", tag, "env_manager_cls"), env.env_manager_cls, plugins.ENV_MANAGERS
     for i, entry in enumerate(config.group_filters):
         yield ("group_filters", i), entry.name, plugins.GROUP_FILTERS
+    yield ("task_sampler",), config.task_sampler.name, plugins.TASK_SAMPLERS
     yield ("adv_estimator",), config.adv_estimator, plugins.ADVANTAGE_ESTIMATORS
 
 

@@ -161,6 +161,17 @@ COMPACT_PROMPT = (
 )
 
 
+class TurnCurriculumArgs(Section):
+    """A limit on the turns of training episodes that grows (`custom_envs.TAG.turn_curriculum`)."""
+
+    start: PositiveInt
+    """Turns at first."""
+    add: PositiveInt
+    """How many more, each time."""
+    every: PositiveInt
+    """Batches' worth of started groups, of all tags, between two times."""
+
+
 class CustomEnv(Section):
     """One tag: an environment with its configuration, prompts and limits."""
 
@@ -170,6 +181,9 @@ class CustomEnv(Section):
     """Arguments of the environment's constructor."""
     max_steps: PositiveInt | None = None
     """Turns before the episode is truncated; the environment's own limit when absent."""
+    turn_curriculum: TurnCurriculumArgs | None = None
+    """Training episodes are truncated earlier at first, by a limit that grows up to `max_steps`; none when
+    absent."""
     max_tokens_per_step: PositiveInt | None = None
     """Longest reply; `actor_infer.generating_args.max_new_tokens` when absent."""
     agent_system_template: str = ""

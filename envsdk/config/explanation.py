@@ -15,6 +15,7 @@ from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import is_model_name, known_folder
 from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype, stored_model_type
 from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.device_sharing import device_groups, sharing_told, taken_in_turns
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.machine_checks import total_memory
@@ -31,6 +32,7 @@ from envsdk.config.plugins import (
 )
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
+from envsdk.contracts.held import Held
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
@@ -113,6 +115,7 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
+        ("devices shared", sharing_told(config)),
         *_memory_rows(config),
         *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
@@ -248,6 +251,7 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     train, infer = config.actor_train, config.actor_infer
     trainer = _settings(train, "trainers")
     taken = 0.0
+    sizes: dict[str, dict[Held, float]] = {}
     if trains and isinstance(trainer, EstimatesTraining):
         args = settings_model("trainers", train.strategy_args.strategy_name, "training_args")
         given = args.model_validate(dict(train.training_args)).model_dump() if args is not None else {}
@@ -255,12 +259,15 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         memory = trainer.training_memory(model, num_ranks=train.num_ranks, num_tokens=num_tokens)
         taken += _on_cpu(trainer, memory)
         yield "memory of actor_train", _sum(trainer, memory)
+        weights = trainer.frozen_memory(model, num_ranks=train.num_ranks)["weights"]
+        sizes["actor_train"] = _held(memory, weights)
     if trains and config.needs_reference:
         reference = _settings(config.reference, "trainers")
         if isinstance(reference, EstimatesTraining):
             frozen = reference.frozen_memory(model, num_ranks=config.reference.num_ranks)
             taken += _on_cpu(reference, frozen)
             yield "memory of reference", _sum(reference, frozen)
+            sizes["reference"] = _held(frozen, frozen["weights"])
     engine = _settings(infer, "engines")
     if samples and isinstance(engine, EstimatesSampling):
         sampling = engine.sampling_memory(
@@ -270,11 +277,22 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
             taken += infer.num_engines * _on_cpu(engine, sampling)
             each = " for each engine" if infer.num_engines > 1 else ""
             yield "memory of actor_infer", _sum(engine, sampling, each)
+            sizes["actor_infer"] = _held(sampling, sampling["weights"])
+    for group in device_groups(config):
+        if not taken and all(role.name in sizes for role in group):  # what moves, moves to another memory
+            turns = taken_in_turns(group, sizes).items()
+            told = ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in turns)
+            together = sum(sizes[role.name][Held.ALL] for role in group)
+            yield "memory by turns", f"about, in GiB of each device: {told}; {_gib(together)} without turns"
     if taken and config.ray.address is None:
         there = total_memory()
         of = "more than" if taken > there else "of"
         machine = f"the {_gib(there)} GiB of this machine; environments and Ray take more"
         yield "main memory", f"about {_gib(taken)} GiB for models, {of} {machine}"
+
+
+def _held(memory: Memory, weights: float) -> dict[Held, float]:
+    return {Held.NOTHING: 0.0, Held.WEIGHTS: weights, Held.ALL: sum(memory.values())}
 
 
 def _settings(role: Role, kind: str) -> BaseModel | None:

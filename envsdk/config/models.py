@@ -28,6 +28,8 @@ from pydantic import (
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntries
+from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry, as_entry
+from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
 from envsdk.base.display.scores import MAX_FAILED_SHARE
 from envsdk.base.settings.validation import NAME_PATTERN
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs, ValEnvManagerArgs
@@ -35,7 +37,7 @@ from envsdk.config.job_models import BufferArgs, ExplorerArgs, Mode, ServeArgs, 
 from envsdk.config.prices import Prices
 from envsdk.config.ray_models import RayArgs
 from envsdk.config.rlvr_models import RewardArgs, ValidationArgs
-from envsdk.config.role_models import ActorInfer, ActorTrain, Opponent, Reference
+from envsdk.config.role_models import ActorInfer, ActorTrain, Opponent, Reference, Teacher
 from envsdk.config.section import GeneratingArgs, Section, Tag, distinct, split_evenly
 from envsdk.contracts import run_limits
 
@@ -126,8 +128,17 @@ class RunConfig(AlgorithmKeys, Section):
     """Training steps."""
     save_steps: NonNegativeInt = 10
     """Steps between checkpoints; 0 saves only at the end."""
+    max_ckpt_to_keep: NonNegativeInt = 3
+    """Newest checkpoints that stay, besides the best; 0: all."""
     eval_steps: NonNegativeInt = 10
     """Steps between evaluations; 0 evaluates only before and after."""
+    metric_for_best_model: str | None = None
+    """Metric of evaluations, such as `val/success/mean`: the weights with its best value are kept as
+    `checkpoints/best`, in `mode: both`. When absent, there is no best checkpoint."""
+    greater_is_better: bool = True
+    """Whether larger values of that metric are better."""
+    early_stopping_patience: PositiveInt | None = None
+    """Evaluations in a row without a new best value after which the run ends early; null: it never does."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = MAX_FAILED_SHARE
     """An evaluation of which a larger share of episodes failed ends the run or the command with an error,
     once its results are written; 1: none does."""
@@ -171,6 +182,23 @@ class RunConfig(AlgorithmKeys, Section):
     """Groups they may drop between two batches before the run ends with an error; 10 batches' worth when
     absent."""
 
+    task_sampler: Annotated[TaskSamplerEntry, BeforeValidator(as_entry)] = Field(
+        default_factory=TaskSamplerEntry
+    )
+    """Which tasks training plays: `uniform` (each tag by its share, its tasks in order), `weighted`,
+    `difficulty`, `learnability`, `easy_to_hard`, `prioritized`, an entry point in `envsdk.task_samplers`, or
+    `package.module:Class`. By name, or as a section with `name` and the sampler's settings."""
+
+    batch_mixture: Literal["as_finished", "stratified"] = "as_finished"
+    """Which groups a batch takes: those that are complete first, or of each tag its share by
+    `num_groups_partition`, for which it waits. Shares that are no whole groups come out over several
+    batches."""
+
+    prefix_sampling: PrefixArgs | None = None
+    """Where groups begin: those of tags that nearly always fail from a replayed part of a successful episode,
+    those that always pass from one of a failed episode, so long that about half of them pass. Absent: all
+    begin at the beginning."""
+
     pretrain: str = EMBEDDED_DEFAULT
     """Folder of a Hugging Face model, its name on the hub, or a registered name such as `smollm2`, which are
     fetched once; or `embedded_default`: the tiny policy described by `warm_start`."""
@@ -198,6 +226,8 @@ class RunConfig(AlgorithmKeys, Section):
     """The policy that plays."""
     opponents: dict[str, Opponent] = Field(default_factory=dict)
     """Models that play against the policy, by the names that `players` of tags have for them."""
+    teachers: dict[Tag, Teacher] = Field(default_factory=dict)
+    """Models that the policy learns from, by name (`distill_as`)."""
     reference: Reference = Field(default_factory=Reference)
     """The frozen policy of KL terms."""
     warm_start: WarmStartArgs = Field(default_factory=WarmStartArgs)
@@ -269,6 +299,11 @@ class RunConfig(AlgorithmKeys, Section):
     def num_train_groups(self) -> int:
         """Groups in one training batch."""
         return self.train_batch_size // self.train_env_manager.group_size
+
+    @property
+    def evaluates_average(self) -> bool:
+        """Whether evaluations play the moving average of the weights."""
+        return bool(self.actor_train.training_args.get("ema_decay"))
 
     @property
     def validation_overlaps(self) -> bool:

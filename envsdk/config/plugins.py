@@ -25,6 +25,8 @@ from pydantic import BaseModel
 from envsdk.algorithms.estimator_contract import ADVANTAGE_ESTIMATORS as ADVANTAGE_ESTIMATORS
 from envsdk.algorithms.estimator_contract import EstimatorArgs, load_estimator
 from envsdk.algorithms.group_filters import filter_settings
+from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS as TASK_SAMPLERS
+from envsdk.algorithms.task_samplers.contract import sampler_class
 from envsdk.base import registry
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.precision import Precision
@@ -80,9 +82,9 @@ def estimator_settings(adv_estimator: str) -> type[EstimatorArgs] | None:
         return None
 
 
-def runs_on_several_ranks(trainer: str) -> bool:
-    """Whether the trainer's settings are those of one process per accelerator: they name no `device`."""
-    model = settings_model("trainers", trainer, "strategy_config")
+def runs_on_several_ranks(name: str, kind: str = "trainers") -> bool:
+    """Whether a plug-in's settings are those of one process per accelerator: they name no `device`."""
+    model = settings_model(kind, name, "strategy_config")
     return model is not None and "device" not in model.model_fields
 
 
@@ -170,6 +172,10 @@ def settings_sections(config: RunConfig) -> Iterator[SettingsSection]:
         with suppress(ConfigurationError):  # the check of names reports it
             model = filter_settings(entry.name)
             yield from _section(("group_filters", index), entry.name, model, entry.args)
+    sampler = config.task_sampler
+    with suppress(ConfigurationError):
+        model = sampler_class(sampler.name).settings
+        yield from _section(("task_sampler",), sampler.name, model, sampler.args)
 
 
 def _section(

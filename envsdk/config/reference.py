@@ -42,6 +42,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`actor_infer`", role_models.ActorInfer),
     ("`actor_infer.generating_args`", GeneratingArgs),
     ("`opponents.NAME`", role_models.Opponent),
+    ("`teachers.NAME`", role_models.Teacher),
     ("`reference`", role_models.Reference),
     ("`strategy_args` of a role", role_models.StrategyArgs),
     ("`warm_start`", models.WarmStartArgs),

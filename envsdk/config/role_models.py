@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from envsdk.config.ranges import parse_index_list
 from envsdk.config.rlvr_models import DataArgs
-from envsdk.config.section import GeneratingArgs, Section, distinct
+from envsdk.config.section import GeneratingArgs, Section, Tag, distinct
 
 DeviceMapping = Annotated[
     list[NonNegativeInt] | None,
@@ -47,6 +55,8 @@ class Role(Section):
     """Settings of the plug-in that are about the model; joined with `strategy_config`."""
     device_mapping: DeviceMapping = None
     """Accelerators of a plug-in that runs on several, as a list or as `list(range(0,4))`."""
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What is moved off the devices while another role has its turn there."""
     strategy_args: StrategyArgs
     """Which plug-in, and its own settings."""
 
@@ -74,6 +84,9 @@ class TrainerRole(Role):
 class ActorTrain(TrainerRole):
     """The policy that learns."""
 
+    offload: Literal["none", "optimizer", "all"] | None = None
+    """What goes to main memory while another role has its turn on the same devices: nothing, gradients and
+    optimizer, or the weights too. When absent: `all` beside engines, else `none`."""
     data_args: DataArgs | None = None
     """Files of prompts that the domains of `rewards` take their rows from."""
 
@@ -88,6 +101,9 @@ class ActorInfer(Role):
     """Which engine, and its own settings."""
     generating_args: GeneratingArgs = Field(default_factory=GeneratingArgs)
     """How replies are sampled."""
+    offload: Literal["none", "all"] | None = None
+    """Whether engines give back weights and KV cache while another role has its turn on the same devices.
+    When absent: `all` beside a trainer, else `none`."""
     infer_batch_size: PositiveInt = 128
     """Requests one engine decodes together."""
     device_mapping: DeviceMapping = None
@@ -137,5 +153,26 @@ class Opponent(Section):
     """Accelerators of the engine, as a list or as `list(range(0,4))`; absent, it chooses its own."""
 
 
+class Teacher(Section):
+    """A model with the policy's tokenizer, which scores what the policy writes: likelier text is better."""
+
+    pretrain: str
+    """Folder of its model, a checkpoint or a run; or a model's name."""
+    tags: list[Tag] | None = None
+    """Tags whose episodes it scores; those that no other teacher names when absent."""
+    coef: NonNegativeFloat = 1.0
+    """Weight of the divergence from it."""
+    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
+    """Which engine scores, and its own settings: one that tells log-probabilities of prompts."""
+    device_mapping: DeviceMapping = None
+    """The accelerator of the engine, as a list of one; absent, Ray chooses."""
+    infer_batch_size: PositiveInt = 32
+    """Sequences that it scores together."""
+
+
 class Reference(TrainerRole):
     """The frozen policy that KL terms compare with; loaded only when one is asked for."""
+
+    offload: Literal["none", "all"] | None = None
+    """Whether its weights go to main memory while another role has its turn on the same devices. When absent:
+    `all` beside engines, else `none`."""

@@ -199,7 +199,8 @@ class EnvSpec:
     isolation: Isolation = Isolation.INLINE
     lists_tasks: bool = False
     """Its tasks are a list: `reset` takes `options={"task": number}`, counted modulo the length, and episodes
-    go through it in order, so that none is left out. Otherwise the seed alone decides."""
+    go through it in order, so that none is left out. Otherwise the seed alone decides. An attribute
+    `num_tasks` of the environment says how many they are."""
     start_timeout_s: float = 120.0
     """Limit for importing and constructing the environment, in seconds."""
     reset_timeout_s: float = 60.0

@@ -19,6 +19,9 @@ PLACEHOLDERS = ("observation", "turn_idx", "actions_left", "max_response_length"
 SUMMARY = "summary"
 """Role of a turn in which the policy is asked what to remember: it begins the next line."""
 
+PREFIX = "prefix"
+"""Role of a turn that is replayed from an earlier episode, where this one begins: see `prefix_sampling`."""
+
 Message = dict[str, str]
 """`role` and `content`."""
 

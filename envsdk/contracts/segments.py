@@ -159,10 +159,13 @@ def _line(tokens: TokenArrays, positions: NDArray[np.int64], num_given: int) -> 
     """The tokens at `positions`, the first of them as if the policy had not sampled them."""
     arrays: dict[str, Any] = {
         name: getattr(tokens, name)[positions]
-        for name in ("ids", "response_mask", "behavior_logprobs", "versions")
+        for name in ("ids", "response_mask", "behavior_logprobs", "versions", "experts")
+        if getattr(tokens, name) is not None
     }
     given = slice(0, num_given)
     arrays["response_mask"][given] = 0
     arrays["behavior_logprobs"][given] = 0
     arrays["versions"][given] = -1
+    if tokens.support is not None:
+        arrays["support"] = tokens.support.take(positions)
     return replace(tokens, **arrays)

@@ -1,6 +1,6 @@
 """The trainer contract: batches in, metrics out, weights under Hugging Face names.
 
-    create -> [load] -> (train_step | logprobs | weights | save)* -> close
+    create -> [load] -> (train_step | logprobs | weights | save | hold)* -> close
 
 Trainers register under the entry-point group `envsdk.trainers`. Shapes: N sequences, T_i tokens
 in sequence i; sequences are ragged, a trainer packs or pads them as it likes.
@@ -16,6 +16,33 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """What a teacher thinks of one sequence; nats, at temperature 1, 0 at the first token."""
+
+    logprobs: NDArray[np.float32]
+    """`[num_tokens]`, of the tokens themselves."""
+    top_ids: NDArray[np.int32] | None = None
+    """`[num_tokens, K]`: its likeliest tokens in the place of each (`distill_top_k`)."""
+    top_logprobs: NDArray[np.float32] | None = None
+    """`[num_tokens, K]`"""
+    coef: float = 1.0
+    """Its weight."""
+
+    def take(self, places: NDArray[np.int64]) -> TeacherScores:
+        """The scores at these places."""
+        return TeacherScores(
+            logprobs=self.logprobs[places],
+            top_ids=None if self.top_ids is None else self.top_ids[places],
+            top_logprobs=None if self.top_logprobs is None else self.top_logprobs[places],
+            coef=self.coef,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +64,15 @@ class TrainSequence:
     """Under the frozen reference model, where KL is asked for."""
     old_values: NDArray[np.float32] | None = None
     """Value head's predictions before the first step on this batch (`gae`)."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: see `TokenArrays.experts`. None: not recorded."""
     trajectory_id: str | None = None
     """The segments of one trajectory share it: they are one in a mean over sequences, and
     are learned in the same optimizer step. None: the sequence is a trajectory of its own."""
+    support: Support | None = None
+    """Which tokens could be drawn: log-probabilities are normalized over them."""
+    teacher: TeacherScores | None = None
+    """Where the loss distills (`distill_as: loss`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +138,17 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0."""
+    def logprobs(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
+    ) -> list[NDArray[np.float32]]:
+        """Log-probability of each token given those before it, `[num_tokens]` each; the first is 0.
+
+        `experts` of each sequence, as in `TrainSequence`, where routing is replayed. `supports`: which tokens
+        could be drawn, of each sequence; given only where some is told.
+        """
 
     @abstractmethod
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
@@ -140,6 +182,22 @@ class Trainer(ABC):
     def adapter(self) -> Iterable[tuple[str, NDArray[Any]]]:
         """The adapter now, as engines take it (`envsdk.weights.lora`). Asked when `has_adapter`."""
         raise NotImplementedError
+
+    def use_average(self, is_used: bool) -> None:
+        """Whether `weights`, `device_weights`, `adapter` and `save_pretrained` give the moving average of the
+        weights (`ema_decay`) from now on. Without an average this changes nothing."""
+        return None
+
+    def hold(self, held: Held) -> None:
+        """Hold so much of the device from now on, where trainer and engines take turns: the rest is moved to
+        main memory, and back, bit for bit. A new trainer holds `ALL`.
+
+        `save`, `load` and the weights are there whatever is held; `logprobs` and `values` need `WEIGHTS`,
+        `train_step` needs `ALL`.
+        """
+        raise ConfigurationError(
+            f"offload: {type(self).__name__} cannot move its state off its device; set offload: none"
+        )
 
     @abstractmethod
     def save(self, folder: Path) -> None:

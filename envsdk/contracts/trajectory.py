@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from envsdk.contracts.failures import ConfigurationError, Failure
 from envsdk.contracts.players import POLICY, Result, Seat
-from envsdk.contracts.prompts import Message, TagPrompts
+from envsdk.contracts.prompts import PREFIX, Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
+from envsdk.contracts.support import Support
 
 NO_VERSION = -1
 """Version of a token that no policy sampled."""
@@ -49,9 +50,13 @@ class Task:
         """Seed of the environment's `reset`, in [0, 2**31)."""
         return stable_seed(run_seed, self.split, self.tag, self.index)
 
-    def policy_seed(self, run_seed: int, *, member: int, attempt: int) -> int:
-        """Seed with which one member of the task's group samples, in [0, 2**31)."""
-        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt)
+    def policy_seed(self, run_seed: int, *, member: int, attempt: int, visit: int = 0) -> int:
+        """Seed with which one member of the task's group samples, in [0, 2**31).
+
+        `visit` tells apart the groups that play the task, where several do.
+        """
+        visits = (visit,) if visit else ()
+        return stable_seed("policy", run_seed, self.split, self.tag, self.index, member, attempt, *visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,11 @@ class TokenArrays:
     """Log-probability (nats) under the policy that sampled the token; 0 where the mask is 0."""
     versions: NDArray[np.int32]
     """Weight publication that sampled the token; `NO_VERSION` where the mask is 0."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: the experts that each router of a mixture chose for the token
+    as an input; -1 where that was not recorded. None where it was of no token."""
+    support: Support | None = None
+    """Which tokens could be drawn, where tokens were left out and that is recorded."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,7 +103,7 @@ _UNVERSIONED = array("i", (NO_VERSION,))
 class TokenLog:
     """Append-only log of one sequence, owned by one env manager."""
 
-    __slots__ = ("_ids", "_logprobs", "_mask", "_versions")
+    __slots__ = ("_experts", "_ids", "_logprobs", "_mask", "_supports", "_versions")
 
     def __init__(self) -> None:
         # 13 bytes a token, copied as one block: a long log is read in every turn.
@@ -101,6 +111,10 @@ class TokenLog:
         self._mask = array("b")
         self._logprobs = array("f")
         self._versions = array("i")
+        self._experts: list[tuple[int, NDArray[np.int16]]] = []
+        """In the order of time: of the tokens from one on."""
+        self._supports: dict[int, Support] = {}
+        """By the place of the first token."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -109,6 +123,11 @@ class TokenLog:
     def num_sampled(self) -> int:
         """Tokens of the replies so far."""
         return sum(self._mask)
+
+    @property
+    def num_routed(self) -> int:
+        """Of how many of the first tokens the experts are recorded."""
+        return sum(len(experts) for _, experts in self._experts)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -125,9 +144,18 @@ class TokenLog:
         self._versions += _UNVERSIONED * count
 
     def append_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[VersionSpan]
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        spans: Sequence[VersionSpan],
+        experts: NDArray[np.int16] | None = None,
+        support: Support | None = None,
     ) -> None:
-        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap."""
+        """Append one reply. ValueError unless the spans cover it in order, without gap or overlap, and the
+        support has each of its tokens.
+
+        `experts` are of the tokens from the `num_routed`-th to the one before the last, prompts included.
+        """
         if len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} sampled tokens but {len(logprobs)} log-probabilities")
         sampled, given_logprobs, versions = array("i", ids), array("f", logprobs), array("i")
@@ -137,13 +165,24 @@ class TokenLog:
             versions += array("i", (span.version,)) * (span.end - span.start)
         if len(versions) != len(sampled):
             raise ValueError(f"version spans cover {len(versions)} of {len(sampled)} sampled tokens")
+        if support is not None:
+            support.check(np.array(sampled, np.int32))
+            self._supports[len(self)] = support
         self._ids += sampled
         self._mask += _SAMPLED * len(sampled)
         self._logprobs += given_logprobs
         self._versions += versions
+        if experts is not None:
+            self._experts.append((len(self._ids) - 1 - len(experts), experts))
 
     def extend(self, other: TokenLog, start: int) -> None:
-        """Append the tokens of another log from `start` on."""
+        """Append the tokens of another log from `start` on, where no reply began before and goes on."""
+        shift = len(self._ids) - start
+        for begin, experts in other._experts:
+            new = experts[max(0, start - begin) :]
+            if len(new):
+                self._experts.append((max(begin, start) + shift, new))
+        self._supports |= {place + shift: each for place, each in other._supports.items() if place >= start}
         self._ids += other._ids[start:]
         self._mask += other._mask[start:]
         self._logprobs += other._logprobs[start:]
@@ -156,7 +195,25 @@ class TokenLog:
             response_mask=np.array(self._mask, np.int8),
             behavior_logprobs=np.array(self._logprobs, np.float32),
             versions=np.array(self._versions, np.int32),
+            experts=self._all_experts(),
+            support=self._support(),
         )
+
+    def _all_experts(self) -> NDArray[np.int16] | None:
+        if not self._experts:
+            return None
+        found = np.full((len(self._ids), *self._experts[0][1].shape[1:]), -1, np.int16)
+        for start, experts in self._experts:
+            found[start : start + len(experts)] = experts
+        return found
+
+    def _support(self) -> Support | None:
+        parts, lengths, end = list[Support | None](), list[int](), 0
+        for place, support in self._supports.items():
+            parts += [None, support]
+            lengths += [place - end, len(support)]
+            end = place + len(support)
+        return Support.joined([*parts, None], [*lengths, len(self) - end])
 
 
 class FinishReason(StrEnum):
@@ -200,7 +257,8 @@ class Turn:
     """The turn whose tokens its prompt begins with, and all before them: an index into `Trajectory.turns`, -1
     where it begins a line of its own. None: the turn before it."""
     role: str = ""
-    """Who replied, where an episode has several agents; `summary` for a summary of the line so far."""
+    """Who replied, where an episode has several agents; `summary` for a summary of the line so far, `prefix`
+    for a replayed turn."""
 
 
 class Outcome(StrEnum):
@@ -266,7 +324,12 @@ class Trajectory:
 
     def is_own(self, role: str) -> bool:
         """Whether the policy plays this role."""
-        return role not in self.seats or self.seats[role].player == POLICY
+        return role != PREFIX and (role not in self.seats or self.seats[role].player == POLICY)
+
+    @property
+    def num_replayed(self) -> int:
+        """Turns of an earlier episode that it begins with."""
+        return sum(turn.role == PREFIX for turn in self.turns)
 
     def learns(self, segment: Segment) -> bool:
         """Whether a token of the policy is in one of its segments."""
@@ -366,9 +429,10 @@ _TASK, _TURNS, _TOKENS = map(_TRAJECTORY.names.index, ("task", "turns", "tokens"
 _COLUMNS = {"ids": np.int32, "response_mask": np.int8, "behavior_logprobs": np.float32, "versions": np.int32}
 
 
-def _packed(tokens: TokenArrays) -> tuple[bytes, ...]:
+def _packed(tokens: TokenArrays) -> tuple[Any, ...]:
     columns = ((getattr(tokens, name), dtype) for name, dtype in _COLUMNS.items())
-    return tuple(column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
+    packed = (column.astype(dtype, copy=False).tobytes() for column, dtype in columns)
+    return *packed, tokens.experts, tokens.support
 
 
 def _unpickled(*values: Any) -> Trajectory:
@@ -376,6 +440,8 @@ def _unpickled(*values: Any) -> Trajectory:
     row[_TASK] = _TASKS.make(row[_TASK])
     row[_TURNS] = type(row[_TURNS])(_TURN.make(turn) for turn in row[_TURNS])
     if row[_TOKENS] is not None:
-        columns = zip(_COLUMNS.items(), row[_TOKENS], strict=True)
-        row[_TOKENS] = TokenArrays(**{name: np.frombuffer(data, dtype) for (name, dtype), data in columns})
+        *packed, experts, support = row[_TOKENS]
+        columns = zip(_COLUMNS.items(), packed, strict=True)
+        arrays = {name: np.frombuffer(data, dtype) for (name, dtype), data in columns}
+        row[_TOKENS] = TokenArrays(**arrays, experts=experts, support=support)
     return _TRAJECTORY.make(row)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.engine import GenerationRequest, GenerationResult, TokenDelta, TopTokens
 
@@ -54,6 +55,7 @@ def joined_result(so_far: TokenDelta | None, rest: GenerationResult) -> Generati
         logprobs=tokens.logprobs,
         version_spans=tokens.version_spans,
         top=tokens.top,
+        support=tokens.support,
     )
 
 
@@ -69,6 +71,7 @@ def tokens_of(result: GenerationResult, start: int = 0) -> list[TokenDelta]:
             logprobs=result.logprobs[start:],
             version_spans=spans_within(result.version_spans, start, count),
             top=None if result.top is None else rows_of(result.top, start, count),
+            support=None if result.support is None else result.support.take(slice(start, count)),
         )
     ]
 
@@ -88,6 +91,9 @@ def joined(deltas: Sequence[TokenDelta]) -> TokenDelta | None:
         logprobs=np.concatenate([delta.logprobs for delta in deltas]),
         version_spans=_end_to_end(deltas),
         top=_joined_top([delta.top for delta in deltas]),
+        support=Support.joined(
+            [delta.support for delta in deltas], [len(delta.token_ids) for delta in deltas]
+        ),
     )
 
 

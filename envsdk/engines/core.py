@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, EngineError, Failure
+from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
 from envsdk.engines.engine import (
@@ -25,11 +27,13 @@ from envsdk.engines.engine import (
     ErrorKind,
     GenerationRequest,
     GenerationResult,
+    PromptScores,
     TokenDelta,
     WeightReference,
 )
 
 Answer = asyncio.Future[GenerationResult]
+NO_WEIGHTS = "its weights were dropped, and no new ones were loaded"
 
 
 class CoreFailure(Exception):
@@ -67,14 +71,25 @@ class Reply:
     """Sampled so far. Of cores that use `take`, as `logprobs` and `spans`."""
     logprobs: list[float] = field(default_factory=list, init=False)
     spans: list[VersionSpan] = field(default_factory=list, init=False)
+    sets: list[Sequence[int]] = field(default_factory=list, init=False)
+    """Tokens that could be drawn at each place, where the request asks for them."""
+    prompt_scores: PromptScores | None = field(default=None, init=False)
+    """Where the request asks for them and they have come."""
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+    def take(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        version: int,
+        sets: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Some more tokens, all of one version."""
         if not token_ids:
             return
         start = len(self.token_ids)
         self.token_ids += token_ids
         self.logprobs += logprobs
+        self.sets += sets
         if self.spans and self.spans[-1].version == version:
             start = self.spans.pop().start
         self.spans.append(VersionSpan(version=version, start=start, end=len(self.token_ids)))
@@ -84,6 +99,7 @@ class Reply:
         self.token_ids.clear()
         self.logprobs.clear()
         self.spans.clear()
+        self.sets.clear()
 
     def since(self, start: int) -> TokenDelta:
         """The tokens from the `start`-th on."""
@@ -93,18 +109,23 @@ class Reply:
             token_ids=np.array(self.token_ids[start:], np.int32),
             logprobs=np.array(self.logprobs[start:], np.float32),
             version_spans=spans_within(self.spans, start, end),
+            support=Support.of(self.sets[start:]) if self.sets else None,
         )
 
     def end(self, reason: FinishReason) -> None:
         """End with the tokens taken."""
         if self.is_open:
-            self.answer(result_of(self.request.request_id, reason, self.token_ids, self.logprobs, self.spans))
+            self.answer(self._result(reason))
 
     def break_off(self, failure: EngineFailure) -> None:
         """End with an error and the tokens taken."""
         if self.is_open:
-            sampled = self.token_ids, self.logprobs, self.spans
-            self.answer(result_of(self.request.request_id, FinishReason.ERROR, *sampled, failure))
+            self.answer(self._result(FinishReason.ERROR, failure))
+
+    def _result(self, reason: FinishReason, failure: EngineFailure | None = None) -> GenerationResult:
+        sampled = self.token_ids, self.logprobs, self.spans
+        result = result_of(self.request.request_id, reason, *sampled, failure, self.sets)
+        return replace(result, prompt_scores=self.prompt_scores)
 
     def answer(self, result: GenerationResult) -> None:
         """End with a result that the core made itself."""
@@ -134,7 +155,7 @@ class Counters:
 class Core(ABC):
     """Samples replies. Called on one event loop; every method but the coroutines returns at once.
 
-    start -> (begin | abort | progress | freeze .. thaw | prepare .. swap)* -> close
+    start -> (begin | abort | progress | freeze .. thaw | prepare .. swap | hold)* -> close
 
     What `abort`, `recall`, `freeze`, `thaw`, `swap` and `counters` raise breaks the engine.
     """
@@ -202,6 +223,10 @@ class Core(ABC):
 
         `is_frozen`: a pause holds the core, and it stays frozen.
         """
+
+    async def hold(self, held: Held) -> None:
+        """As `Engine.hold`; frozen. What it raises breaks the engine."""
+        raise EngineError("it cannot give its memory back: set actor_infer.offload to none")
 
     def discard(self, prepared: Any) -> None:
         """The update is over: free what `prepare` returned."""
@@ -273,6 +298,7 @@ def result_of(
     logprobs: Sequence[float] = (),
     version_spans: Collection[VersionSpan] = (),
     failure: EngineFailure | None = None,
+    sets: Sequence[Sequence[int]] = (),
 ) -> GenerationResult:
     """What was sampled, as arrays; `failure` is given with the reason `error`."""
     return GenerationResult(
@@ -283,4 +309,5 @@ def result_of(
         finish_reason=reason,
         error=failure.message if failure is not None else "",
         error_kind=failure.kind if failure is not None else ErrorKind.REQUEST_FAILED,
+        support=Support.of(sets) if sets else None,
     )

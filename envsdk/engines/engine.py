@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.sampling import SamplingParams
 
@@ -66,6 +68,9 @@ class GenerationRequest:
     """Lower runs earlier, where the engine is able."""
     stream: bool = False
     """Its tokens are delivered as they come. Engines need not read this: the link to the engine does."""
+    experts_from: int | None = None
+    """Tell the experts that were chosen for the tokens from this one on, of an engine with the ability
+    `routed_experts`; None: of none."""
     survives_weight_update: bool = False
     """A pause in mode `abort` does not end it: it could only restart, and has done so too often."""
 
@@ -111,6 +116,11 @@ class GenerationResult:
     """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
     prompt_scores: PromptScores | None = None
     """Where `prompt_logprobs` are asked for and the reply is complete."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: of the prompt's and the sampled tokens from the request's
+    `experts_from` to the one before the last, which was no input."""
+    support: Support | None = None
+    """At the sampled positions, where it is asked for and tokens were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +135,8 @@ class TokenDelta:
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_tokens)` of this delta in order."""
     top: TopTokens | None = None
+    """As in the result."""
+    support: Support | None = None
     """As in the result."""
 
 
@@ -158,6 +170,10 @@ class EngineAbilities:
     """Tells the likeliest tokens of each position; an engine that cannot answers with an error."""
     prompt_logprobs: bool = False
     """Scores prompts; an engine that cannot answers with an error."""
+    routed_experts: bool = False
+    """Tells the experts that a mixture chose; an engine that cannot answers with an error."""
+    support: bool = False
+    """Tells which tokens could be drawn; an engine that cannot answers with an error."""
     lora: bool = False
     """Takes weights that are a LoRA adapter; see `WeightReference`."""
     logprobs: bool = True
@@ -217,6 +233,8 @@ class EngineConfig:
     reproducible: bool = False
     """A reply is the same bit for bit whatever other requests run, if the engine can do that: for
     synchronous training. It costs speed."""
+    takes_turns: bool = False
+    """`hold` will be called."""
 
 
 class Engine(ABC):
@@ -277,6 +295,15 @@ class Engine(ABC):
         Running requests continue: tokens sampled after this returns carry `version`, those before keep
         theirs, and cached keys and values of unfinished and finished sessions are recomputed under the new
         weights before they are used again.
+        """
+
+    @abstractmethod
+    async def hold(self, held: Held) -> None:
+        """Hold so much of the device from now on, where engine and trainer take turns. Called while paused;
+        `resume` follows `ALL` alone. Idempotent.
+
+        `NOTHING` drops weights, keys and values: running requests continue later, their keys and values
+        computed again. `load_weights` needs `WEIGHTS`, and comes before `ALL` is asked for: EngineError else.
         """
 
     @abstractmethod

@@ -15,6 +15,7 @@ from envsdk.base.net.long_poll import LongPoll, Outbox
 from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.base.store.travel import DriverFiles
+from envsdk.contracts.held import Held
 from envsdk.engines.engine import (
     Engine,
     EngineAbilities,
@@ -119,6 +120,7 @@ class EngineHost:
         self._updates: dict[str, _Update] = {}
         self._weight_base = WeightBase()
         self._watches: list[asyncio.Task[None]] = []
+        self._held = Held.ALL
 
     async def start(self) -> None:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
@@ -208,8 +210,10 @@ class EngineHost:
             await self.abandon_update(earlier)
         engine = self._engine
 
+        takes_turn = self._held is not Held.ALL  # and stays paused
+
         async def before_swap() -> None:
-            if mode != "continue":
+            if mode != "continue" and not takes_turn:
                 await engine.pause(_PAUSES[mode])
 
         base = self._weight_base if delta else None
@@ -219,14 +223,14 @@ class EngineHost:
 
         async def load() -> None:
             try:
-                if not in_flight:
+                if not in_flight and not takes_turn:
                     await engine.pause(_PAUSES[mode])
                 await engine.load_weights(receiver.stream(), version)
                 if base is not None:
                     base.complete(update_id)
             finally:
                 receiver.close()
-                if not in_flight or mode != "continue":
+                if (not in_flight or mode != "continue") and not takes_turn:
                     await engine.resume()
 
         self._updates[update_id] = _Update(receiver, asyncio.ensure_future(load()))
@@ -269,6 +273,16 @@ class EngineHost:
         finally:
             self._updates.pop(update_id, None)
         return ""
+
+    async def hold(self, held: Held) -> None:
+        """What the engine holds of its device from now on; it is paused meanwhile, unless that is all."""
+        if held is not Held.ALL:
+            self._held = held
+            await self._engine.pause(PauseMode.KEEP)
+        await self._engine.hold(held)
+        if held is Held.ALL:
+            self._held = held
+            await self._engine.resume()
 
     def abilities(self) -> EngineAbilities:
         """The engine's."""

@@ -48,8 +48,12 @@ class EnginePolicy(Policy):
         max_new_tokens: int | None = None,
         structure: OutputStructure | None = None,
         shares_prompts: bool = False,
+        records_experts: bool = False,
     ) -> None:
-        """`shares_prompts`: the members of a group go to one engine, which computes their prompt once."""
+        """`shares_prompts`: the members of a group go to one engine, which computes their prompt once.
+
+        `records_experts`: the log gets the experts that the engine's mixture chose.
+        """
         self.proxy = proxy
         self.chat = chat
         self.generating = generating
@@ -57,6 +61,7 @@ class EnginePolicy(Policy):
         self.max_new_tokens = min(max_new_tokens or generating.max_new_tokens, generating.max_new_tokens)
         self.structure = structure
         self.shares_prompts = shares_prompts
+        self.records_experts = records_experts
         self._sampling = replace(
             generating,
             max_new_tokens=self.max_new_tokens,
@@ -98,6 +103,7 @@ class EnginePolicy(Policy):
                 # An only turn: the engine need not keep its prefix.
                 session_id=turn.session_id if turn.turn_index or turn.num_actions_left > 1 else "",
                 prompt_group=turn.prompt_group if self.shares_prompts else None,
+                experts_from=log.num_routed if self.records_experts else None,
             )
         )
         is_refused = result.finish_reason is FinishReason.ERROR
@@ -109,7 +115,13 @@ class EnginePolicy(Policy):
             raise PolicyFailed(failure)
         token_ids = result.token_ids.tolist()
         start = len(log)
-        log.append_sampled(token_ids, result.logprobs.tolist(), result.version_spans)
+        log.append_sampled(
+            token_ids,
+            result.logprobs.tolist(),
+            result.version_spans,
+            experts=result.experts,
+            support=result.support,
+        )
         return Reply(
             text=self.chat.decode(token_ids),
             finish_reason=result.finish_reason,

@@ -20,6 +20,7 @@ from typing import TypeVar
 from envsdk.base.settings.validation import validated
 from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError, EngineError, describe_error
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Answer, Core, Counters, Reply, failure_of
 from envsdk.engines.engine import (
@@ -209,16 +210,12 @@ class EngineFront(Engine):
         if self._is_alive:
             with self._breaks("give replies back"):
                 for reply in await self.core.recall():
-                    self._put_back(reply)
-
-    def _put_back(self, reply: Reply) -> None:
-        """Queue a reply that the core gave back."""
-        if reply.is_ending:  # aborted while it came back
-            reply.end(FinishReason.ABORT)
-        elif reply.is_open:
-            del self._open[reply.request.request_id]
-            self._waiting.push(reply)
-            self._dispatch()  # the pause may be over
+                    if reply.is_ending:  # aborted while it came back
+                        reply.end(FinishReason.ABORT)
+                    elif reply.is_open:
+                        del self._open[reply.request.request_id]
+                        self._waiting.push(reply)
+                        self._dispatch()  # the pause may be over
 
     async def resume(self) -> None:
         self._is_paused = False
@@ -271,6 +268,13 @@ class EngineFront(Engine):
                 raise EngineError(f"engine `{self._name}`: {self._error}") from error
             raise
         self._version = version
+
+    async def hold(self, held: Held) -> None:
+        async with self._update_lock, self._core_lock:
+            self._check_alive("cannot take its turn on the device")
+            with self._breaks(f"hold {held.name.lower()}"):
+                await self.core.hold(held)
+            self._check_alive("cannot take its turn on the device")
 
     @property
     def _is_alive(self) -> bool:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
 from envsdk.engines.core import Core, Counters, Reply
@@ -253,6 +254,9 @@ class MockCore(Core):
             await asyncio.to_thread(deque, weights, 0)
         if self._settings.load_s:
             await asyncio.sleep(self._settings.load_s)
+
+    async def hold(self, held: Held) -> None:
+        """It has no memory to give back."""
 
     async def swap(self, prepared: None, version: int, *, is_frozen: bool) -> None:
         now = asyncio.get_running_loop().time()

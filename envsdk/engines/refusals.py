@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from envsdk.contracts.trajectory import FinishReason
+from envsdk.engines.core import result_of
 from envsdk.engines.engine import (
     EngineAbilities,
     EngineFailure,
@@ -31,16 +30,21 @@ def why_impossible(
         return EngineFailure(f"max_new_tokens is {request.sampling.max_new_tokens}; it must be at least 1")
     if problem := out_of_range(request.sampling):
         return EngineFailure(problem)
+    if request.experts_from is not None and not abilities.routed_experts:
+        return _lacks("routed_experts", "does not tell which experts a mixture chose, or its model is none")
     return _why_unable(request.sampling, abilities) or _why_unstructured(request.sampling, abilities)
 
 
 def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
     if sampling.changes is not None and not abilities.logit_changes:
         return _lacks("logit_changes", "cannot sample with a logit bias or penalties")
-    if sampling.top_logprobs and not abilities.top_logprobs:
+    is_scored = sampling.prompt_logprobs and abilities.prompt_logprobs
+    if sampling.top_logprobs and not (abilities.top_logprobs or is_scored):
         return _lacks("top_logprobs", "does not tell the likeliest tokens")
     if sampling.prompt_logprobs and not abilities.prompt_logprobs:
         return _lacks("prompt_logprobs", "does not score prompts")
+    if sampling.tells_support and not abilities.support:
+        return _lacks("support", "does not tell which tokens top_k, top_p and min_p leave")
     return None
 
 
@@ -77,12 +81,4 @@ def in_use(request_id: str) -> EngineFailure:
 
 def refused(request_id: str, failure: EngineFailure) -> GenerationResult:
     """The result of a request of which nothing was sampled."""
-    return GenerationResult(
-        request_id=request_id,
-        token_ids=np.zeros(0, np.int32),
-        logprobs=np.zeros(0, np.float32),
-        version_spans=(),
-        finish_reason=FinishReason.ERROR,
-        error=failure.message,
-        error_kind=failure.kind,
-    )
+    return result_of(request_id, FinishReason.ERROR, failure=failure)

@@ -147,9 +147,17 @@ class SamplingParams(SamplingShape):
     changes: LogitChanges | None = None
     """Changes of the logits, by an engine with the ability `logit_changes`."""
     top_logprobs: int = 0
-    """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`."""
+    """Likeliest tokens to tell at each position, of an engine with the ability `top_logprobs`; for those of
+    the prompt, `prompt_logprobs` will do."""
     prompt_logprobs: bool = False
     """Tell the log-probabilities of the prompt's tokens, of an engine with the ability `prompt_logprobs`."""
+    support: bool = False
+    """Where tokens are left out, tell which could be drawn, of an engine with the ability `support`."""
+
+    @property
+    def tells_support(self) -> bool:
+        """Whether the result has a `Support`."""
+        return self.support and self.is_truncated
 
     def with_seed(self, seed: int | None) -> SamplingParams:
         """The same with this seed: `dataclasses.replace`, which every turn needs, in a third of the time."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.sampling import SamplingShape
 
 
 class EngineSettings(StrictSettings):
@@ -18,10 +19,20 @@ class EngineSettings(StrictSettings):
     takes_new_weights: ClassVar[bool] = True
     """Whether the engine can be trained with: its ability `weight_updates`, known without importing it."""
 
+    scores_prompts: ClassVar[bool] = False
+    """Its ability `prompt_logprobs`."""
+
     @property
     def is_one_server(self) -> bool:
         """Whether every engine with these settings would be the same server, which belongs to one."""
         return False
+
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        """Why the engine does not tell which tokens `sampling` leaves to draw from; empty where it does.
+
+        `others`: of requests that do not ask for it.
+        """
+        return "the engine does not tell them"
 
     def weights_and_keys(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, Rows, VersionSpan
 from envsdk.engines.engine import (
     EngineHealth,
@@ -33,13 +34,16 @@ _SEED = _SAMPLING.names.index("seed")
 class PackedRequests:
     """`n` requests; prompts lie end to end in `prompt_ids`."""
 
-    rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int, int]]
-    """One per request: its id, session id, prompt group, priority, `stream`, `survives_weight_update`, seed,
-    the position of its parameters in `all_sampling`, number of prompt tokens."""
+    rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int | None, int, int]]
+    """One per request: its id, session id, prompt group, priority, `stream`, `survives_weight_update`,
+    `experts_from`, seed, the position of its parameters in `all_sampling`, number of prompt tokens."""
     all_sampling: list[tuple[Any, ...]]
     """Different parameters once: the fields of `SamplingParams` in their order; the seed is that of some
     request."""
     prompt_ids: NDArray[np.int32]
+
+
+Extras = tuple[TopTokens | None, PromptScores | None, NDArray[np.int16] | None, Support | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ class PackedResults:
 
     rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
     """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
-    extras: dict[int, tuple[TopTokens | None, PromptScores | None]]
-    """Likeliest tokens by position among the results, for the few that have some."""
+    extras: dict[int, Extras]
+    """By position among the results, for the few that have some."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None
@@ -76,6 +80,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
                 request.priority,
                 request.stream,
                 request.survives_weight_update,
+                request.experts_from,
                 request.sampling.seed,
                 number,
                 len(request.prompt_ids),
@@ -96,6 +101,7 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
         priority,
         stream,
         is_lasting,
+        experts_from,
         seed,
         sampling,
         count,
@@ -110,6 +116,7 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
                 priority=priority,
                 stream=stream,
                 survives_weight_update=is_lasting,
+                experts_from=experts_from,
             )
         )
         start += count
@@ -121,16 +128,17 @@ def pack_results(
 ) -> PackedResults:
     """Their order stays."""
     rows = []
-    extras: dict[int, tuple[TopTokens | None, PromptScores | None]] = {}
+    extras: dict[int, Extras] = {}
     for number, result in enumerate(results):
-        ending, scores = ("", "", ""), None
+        ending, scores, experts = ("", "", ""), None, None
         if isinstance(result, GenerationResult):
             ending = (result.finish_reason.value, result.error, result.error_kind.value)
-            scores = result.prompt_scores
+            scores, experts = result.prompt_scores, result.experts
         spans = tuple(map(_SPAN.row, result.version_spans))
         rows.append((result.request_id, *ending, spans, len(result.token_ids)))
-        if result.top is not None or scores is not None:
-            extras[number] = (result.top, scores)
+        extra = (result.top, scores, experts, result.support)
+        if any(each is not None for each in extra):
+            extras[number] = extra
     return PackedResults(
         rows,
         extras,
@@ -144,7 +152,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
     results: list[GenerationResult | TokenDelta] = []
     start = 0
     for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
-        top, prompt_scores = packed.extras.get(number, (None, None))
+        top, prompt_scores, experts, support = packed.extras.get(number, (None, None, None, None))
         token_ids = packed.token_ids[start : start + count]
         logprobs = packed.logprobs[start : start + count]
         spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
@@ -157,6 +165,7 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                     logprobs=logprobs,
                     version_spans=spans,
                     top=top,
+                    support=support,
                 )
             )
             continue
@@ -171,6 +180,8 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
                 error_kind=ErrorKind(error_kind),
                 top=top,
                 prompt_scores=prompt_scores,
+                experts=experts,
+                support=support,
             )
         )
     return results

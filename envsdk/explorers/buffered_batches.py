@@ -23,6 +23,7 @@ from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, Tak
 from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EnvsdkError, StorageError
+from envsdk.contracts.held import Held
 from envsdk.explorers.membership import Membership, selection_of
 from envsdk.explorers.weight_lag import WeightLag
 from envsdk.managers.rollout_batch import RolloutBatch
@@ -87,6 +88,9 @@ class BufferedBatches:
         self._living = asyncio.create_task(self._live())
         self._dropped_tokens = await self._dropped_so_far()
         await self.call(asyncio.gather(*(start() for start in also)))
+
+    async def hold_engines(self, held: Held) -> None:
+        """It has none."""
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an answer, or for what ends the run."""

@@ -248,10 +248,12 @@ class Explorer:
         if report.finished:
             tokens = dict(self._dropped_tokens)
             refused = await self._membership.client.call(
-                lambda: buffer.explorer.put(me, report.finished, dropped_tokens=tokens)
+                lambda: buffer.explorer.put(me, report.finished, dropped_tokens=tokens, played=report.played)
             )
         if report.dropped:
-            await self._membership.client.call(lambda: buffer.explorer.drop(me, report.dropped))
+            await self._membership.client.call(
+                lambda: buffer.explorer.drop(me, report.dropped, report.played)
+            )
         waited_s, self._told_waited_s = self._waited["places"] - self._told_waited_s, self._waited["places"]
         counts: dict[str, float] = {
             "groups": len(report.finished),

@@ -6,7 +6,9 @@ join -> (view every third of a lease)* -> leave
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from envsdk.base.store.atomic import make_folder
@@ -18,6 +20,7 @@ from envsdk.buffer.selection import Selection
 from envsdk.buffer.sql_buffer import SqlBuffer
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.explorers.meaning import meaning_of
+from envsdk.managers.task_choice import sampler_config
 
 
 def buffer_path(config: RunConfig) -> str:
@@ -40,7 +43,7 @@ def open_buffer(config: RunConfig) -> SqlBuffer:
 
 def terms_of(config: RunConfig) -> Terms:
     """What all programs of the job must agree on."""
-    manager = config.train_env_manager
+    manager, sampler = config.train_env_manager, sampler_config(config)
     return Terms(
         seed=config.seed,
         group_size=manager.group_size,
@@ -50,18 +53,21 @@ def terms_of(config: RunConfig) -> Terms:
         sync_interval=config.synchronizer.sync_interval,
         num_groups_redundancy=manager.num_groups_redundancy,
         max_group_attempts=manager.max_group_attempts,
+        task_sampler="" if sampler is None else json.dumps(asdict(sampler)),
     )
 
 
 def selection_of(config: RunConfig) -> Selection:
     """How the trainer chooses among ready groups."""
     keys = config.buffer.trainer_input.experience_buffer
+    is_stated = config.batch_mixture == "stratified" and not keys.mixture
+    stated = config.train_env_manager.groups_per_tag if is_stated else {}
     return Selection(
         order=keys.selection,
         max_uses=keys.max_uses,
         cool_down_steps=keys.cool_down_steps,
-        mixture=keys.mixture,
-        mixture_by=keys.mixture_by,
+        mixture=keys.mixture or stated,
+        mixture_by="tag" if is_stated else keys.mixture_by,
     )
 
 

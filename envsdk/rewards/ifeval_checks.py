@@ -228,14 +228,6 @@ def _number_of_bullets(text: str, num_bullets: Count) -> bool:
     )
 
 
-_CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
-
-
-@_names("detectable_format:constrained_response")
-def _constrained_response(text: str) -> bool:
-    return any(option in text for option in _CONSTRAINED)
-
-
 @_names("detectable_format:number_highlighted_sections")
 @_names("validate_highlighted_sections", num_highlights="N")
 def _number_of_highlights(text: str, num_highlights: Count) -> bool:
@@ -293,7 +285,7 @@ def _end(text: str, end_phrase: Text) -> bool:
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
-@_names("startend:quotation")
+@_names("startend:quotation", "validate_quotation")
 def _is_quoted(text: str) -> bool:
     bare = text.strip()
     return len(bare) > 1 and bare[0] == bare[-1] == '"'
@@ -303,21 +295,6 @@ def _is_quoted(text: str) -> bool:
 def _capital_words(text: str, capital_frequency: Count, capital_relation: Relation) -> bool:
     """A hyphenated word counts as one."""
     return _holds(sum(word.isupper() for word in _TOKEN.findall(text)), capital_relation, capital_frequency)
-
-
-@_names("change_case:english_capital")
-def _english_capital(text: str) -> bool:
-    return text.isupper() and is_in_language(text, "en")
-
-
-@_names("change_case:english_lowercase")
-def _english_lowercase(text: str) -> bool:
-    return text.islower() and is_in_language(text, "en")
-
-
-@_names("punctuation:no_comma", "validate_no_commas")
-def _no_comma(text: str) -> bool:
-    return "," not in text
 
 
 @_names("verify_keyword_frequency")
@@ -400,16 +377,6 @@ def _roll_two_responses(text: str) -> bool:
     return text.count("******") == 1 and _two_responses(text)
 
 
-@_names("validate_uppercase")
-def _roll_uppercase(text: str) -> bool:
-    return text == text.upper()
-
-
-@_names("validate_lowercase")
-def _roll_lowercase(text: str) -> bool:
-    return text == text.lower()
-
-
 @_names("validate_frequency_capital_words")
 def _roll_capital_words(text: str, N: Count, quantifier: Quantifier) -> bool:
     return _is_about(len(re.findall(r"\b[A-Z]+\b", text)), quantifier, N, tolerance=0)
@@ -420,6 +387,16 @@ def _roll_end(text: str, end_phrase: Text) -> bool:
     return text.endswith(end_phrase)
 
 
-@_names("validate_quotation")
-def _roll_quotation(text: str) -> bool:
-    return len(text) > 1 and _is_quoted(text)
+_CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_OF_ONE_LINE: Mapping[str, Check] = {
+    "change_case:english_capital": lambda text: text.isupper() and is_in_language(text, "en"),
+    "change_case:english_lowercase": lambda text: text.islower() and is_in_language(text, "en"),
+    "detectable_format:constrained_response": lambda text: any(each in text for each in _CONSTRAINED),
+    "punctuation:no_comma": lambda text: "," not in text,
+    "validate_no_commas": lambda text: "," not in text,
+    "validate_lowercase": lambda text: text == text.lower(),
+    "validate_uppercase": lambda text: text == text.upper(),
+}
+"""Checks without arguments."""
+for _name, _check in _OF_ONE_LINE.items():
+    _names(_name)(_check)

@@ -9,17 +9,16 @@ judge:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
-from weakref import WeakValueDictionary
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
+from envsdk.base.processes.loop_locks import lock_of
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.openai.chat import Choice, Completion, Message, Usage
@@ -137,7 +136,6 @@ class Judge(ServerReward):
         named = None if args.prompt_file is not None else args.prompt
         self._parse: Parse = args.parse or _PARSE_OF.get(named or "", "yes_no")
         self._cache = ReplyCache(size=0 if of_run else args.cache_size, file=args.cache_file)
-        self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def ask(self, sample: Sample, *, afresh: bool = False) -> Reward:
         args = self._args
@@ -155,7 +153,7 @@ class Judge(ServerReward):
         body = self._body(asked.text)
         key = hashlib.sha256(json.dumps([args.base_url, body], sort_keys=True).encode()).hexdigest()
         # Equal questions at the same time are asked once.
-        async with self._asking.setdefault(key, asyncio.Lock()):
+        async with lock_of((self, key)):
             known = None if afresh else self._cache.get(key)
             reply = _read(known) if known is not None else await self._complete(body, asked.text, seed=key)
             choice = reply.choices[0]

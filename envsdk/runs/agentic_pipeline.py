@@ -1,6 +1,6 @@
 """AgenticPipeline: train a policy on rollouts of agents.
 
-    publish weights -> validate if due -> get_batch -> advantages -> train -> checkpoint if due
+    publish weights -> validate and select if due -> get_batch -> advantages -> train -> checkpoint if due
 
 The loop is the same for synchronous and asynchronous runs; how far generation runs ahead of it is
 decided by the ledger (`async_generation_ratio`). `run.py` connects the parts and starts the loop.
@@ -11,23 +11,39 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envsdk.base.display.progress import ProgressDisplay, Validation
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
+from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.failures import Interrupted, RolloutStalled
-from envsdk.contracts.trainer import TrainBatch
+from envsdk.contracts.held import Held
+from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
-from envsdk.runs.checkpoints import RunState, write_checkpoint
+from envsdk.runs.batches import (
+    ModelScores,
+    learnable,
+    prepare_batch,
+    recorded_experts,
+    supports,
+    token_ids,
+)
+from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
+from envsdk.runs.device_turns import Phase
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
 from envsdk.runs.run_folder import RunFolder, validations_of
+from envsdk.runs.selection import Selection
+from envsdk.runs.shared_devices import SharedDevices
 from envsdk.runs.step_log import StepLog
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking.kernels import write_kernels
@@ -50,7 +66,7 @@ def _interruptible(
 
 
 class AgenticPipeline:
-    """One training run. `run` returns when `max_steps` batches are trained."""
+    """One training run. `run` returns when `max_steps` batches are trained, or it has stopped improving."""
 
     def __init__(
         self,
@@ -76,13 +92,17 @@ class AgenticPipeline:
             timeline=timeline,
             display=display,
         )
+        self.devices = SharedDevices(config, self._hold)
         self.step = folder.first_step
         self.validations = {
             step: metrics for step, metrics in validations_of(folder.path).items() if step < folder.first_step
         }
+        state = None if folder.checkpoint is None else folder.checkpoint.state
+        self.selection = Selection.of(config, None if state is None else state.selection)
+        self._teacher_of = teachers_by_tag(config)
         self._kl_coef: float | None = None
-        if config.target_kl is not None and folder.checkpoint is not None:
-            self._kl_coef = folder.checkpoint.state.kl_coef
+        if config.target_kl is not None and state is not None:
+            self._kl_coef = state.kl_coef
         self._checkpointed_step = -1
         self.has_trained = False
         """Whether this process has something to keep: True from its first batch on."""
@@ -96,6 +116,8 @@ class AgenticPipeline:
             await self.publish()
             if self.step == 0 or self.is_due(self.config.eval_steps):
                 await self.validate()
+                if await self.select():
+                    break
             batch = await self.get_batch()
             await self.train(batch)
             self.log.metrics["time/step_s"] = time.monotonic() - step_began
@@ -105,8 +127,10 @@ class AgenticPipeline:
                 await self.checkpoint()
             if self._stop.is_set():
                 raise self._interrupted(f"after step {self.step}")
-        await self.publish()
-        await self.validate()
+        else:  # it did not stop early
+            await self.publish()
+            await self.validate()
+            await self.select()
         self.log.run_done(self.step)
         await self.checkpoint()
         await self.batches.finished()
@@ -121,7 +145,9 @@ class AgenticPipeline:
         began = time.monotonic()
         others = f"{engines_and_workers(self.config)}, and " if self.config.mode == "both" else ""
         self.display.phase(f"starting {others}the trainer")
-        await self.batches.start(*(group.start for group in self.trainers.groups))
+        await self.batches.start(
+            *(self.devices.starting(group.key, group.start) for group in self.trainers.groups)
+        )
         for note in (*algorithm_notes(self.config, at_start=True), *prompt_notes(self.config)):
             self.display.note(f"note: {note}")
         kernels = {group.key: await self.batches.call(group.kernels()) for group in self.trainers.groups}
@@ -144,6 +170,7 @@ class AgenticPipeline:
         """
         self.display.phase("publishing weights")
         with self.log.timed("publish", Track.PUBLISH, self.step):
+            await self.devices.begin(Phase.PUBLISH)
             self.log.metrics |= await self.batches.publish(self.step, step=self.step)
 
     @_interruptible
@@ -153,6 +180,7 @@ class AgenticPipeline:
             return
         self.display.phase("evaluating on held-out tasks")
         with self.log.timed("validate", Track.VALIDATION, self.step):
+            await self.devices.begin(Phase.VALIDATE)
             batch = await self.batches.validate(self.step, self.step)
         self.log.played(batch)
         metrics = self.validations[self.step] = validation_metrics(batch)
@@ -166,11 +194,29 @@ class AgenticPipeline:
                 await self.checkpoint()
             raise RolloutStalled(f"evaluation after {self.step} steps: {problem}")
 
+    async def select(self) -> bool:
+        """Keep the present weights as `checkpoints/best` if their evaluation is the best; whether to stop."""
+        if self.selection.metric is None or self.step not in self.validations:
+            return False
+        self.selection = self.selection.with_evaluation(self.step, self.validations[self.step])
+        best = self.selection.best_step
+        if best == self.step > 0:
+            await self.checkpoint()
+        await asyncio.to_thread(link_best, self.folder.path, best)
+        if self.selection.is_over and self.step < self.config.max_steps:
+            self.display.note(
+                f"stopping early after {self.step} steps: {self.selection.patience} evaluations in a row did "
+                f"not improve on {self.selection.metric} of step {best}"
+            )
+            return True
+        return False
+
     @_interruptible
     async def get_batch(self) -> RolloutBatch:
         """Take the next batch: one that an earlier process left on disk, or a new one."""
         self.display.phase("waiting for rollouts")
         with self.log.timed("wait_batch", Track.TRAINER, self.step, name="wait"):
+            await self.devices.begin(Phase.GENERATE)
             return await self._showing_progress(self.batches.get_batch(self.step))
 
     async def train(self, batch: RolloutBatch) -> None:
@@ -188,6 +234,7 @@ class AgenticPipeline:
             if prepared.nothing_left:
                 self.display.note(f"step {self.step + 1}: {prepared.nothing_left}")
             else:
+                await self.devices.begin(Phase.TRAIN)
                 self.log.metrics |= await self.batches.call(self._train_step(prepared.batch))
 
     async def _train_step(self, batch: TrainBatch) -> dict[str, float]:
@@ -195,17 +242,33 @@ class AgenticPipeline:
         async with self.batches.weights_moving():
             return await self.trainers.actor.train_step(batch)
 
+    async def _hold(self, role: str, held: Held) -> None:
+        """Tell a role what to hold of devices that it shares."""
+        with self.log.timed("switch", Track.TRAINER, self.step):
+            if role == "actor_infer":
+                await self.batches.hold_engines(held)
+            for group in self.trainers.groups:
+                if group.key == role:
+                    await self.batches.call(group.hold(held))
+
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
         if self._checkpointed_step == self.step:
             return
         self.display.phase("writing a checkpoint")
+        if not self._stop.is_set():  # else the other roles may not answer
+            await self.devices.begin(Phase.SAVE)
         state = RunState(
             step=self.step,
             seed=self.config.seed,
             kl_coef=self._kl_coef,
             ledger=self.folder.ledger_before(self.step),
+            selection=self.selection.state(),
         )
+        past_versions = (each.refresh_steps for each in self.config.opponents.values())
+        spared = {self.step - self.step % every for every in past_versions if every is not None}
+        if (best := self.selection.best_step) is not None:
+            spared.add(best)
         with self.log.timed("checkpoint", Track.TRAINER, self.step):
             loop = asyncio.get_running_loop()
             save = self.trainers.actor.save
@@ -214,6 +277,8 @@ class AgenticPipeline:
                 self.folder.path,
                 state,
                 lambda folder: asyncio.run_coroutine_threadsafe(save(folder.resolve()), loop).result(),
+                keep=self.config.max_ckpt_to_keep,
+                spared=spared,
             )
         self._checkpointed_step = self.step
         await self.batches.checkpointed(self.step)
@@ -235,15 +300,37 @@ class AgenticPipeline:
 
     async def _scores(self, trajectories: list[Trajectory]) -> ModelScores:
         args, call, trainers = self.config.algorithm, self.batches.call, self.trainers
-        ids = token_ids(trajectories)
+        ids, of_tokens = token_ids(trajectories), supports(trajectories)
         reference_logprobs = logprobs = values = None
         if trainers.reference is not None:
-            reference_logprobs = await call(trainers.reference.logprobs(ids))
+            await self.devices.begin(Phase.SCORE, trainers.reference.key)
+            reference_logprobs = await call(trainers.reference.logprobs(ids, (), of_tokens))
+        if args.init_kl_coef > 0 or args.needs_values:
+            await self.devices.begin(Phase.SCORE)
         if args.init_kl_coef > 0:
-            logprobs = await call(trainers.actor.logprobs(ids))
+            replays = args.train_infer_correction.routing_replay
+            experts = recorded_experts(trajectories) if replays else ()
+            logprobs = await call(trainers.actor.logprobs(ids, experts, of_tokens))
         if args.needs_values:
             values = await call(trainers.actor.values(token_ids(trajectories, with_end=True)))
-        return ModelScores(logprobs=logprobs, reference_logprobs=reference_logprobs, values=values)
+        tags = [each.task.tag for each in trajectories for part in each.segments() if part.tokens is not None]
+        teacher = await self._teacher_scores(ids, tags) if trainers.teachers else ()
+        return ModelScores(
+            logprobs=logprobs, reference_logprobs=reference_logprobs, values=values, teacher=teacher
+        )
+
+    async def _teacher_scores(
+        self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
+    ) -> list[TeacherScores | None]:
+        """Of each sequence, of a tag, by the tag's teacher."""
+        found: list[TeacherScores | None] = [None] * len(ids)
+        num_top = self.config.distill_top_k
+        for name, group in self.trainers.teachers.items():
+            own = [place for place, tag in enumerate(tags) if self._teacher_of.get(tag) == name]
+            scores = await self.batches.call(group.score([ids[place] for place in own], num_top))
+            for place, each in zip(own, scores, strict=True):
+                found[place] = replace(each, coef=self.config.teachers[name].coef)
+        return found
 
     async def close(self, *, patience_s: float) -> None:
         """End the processes of the run."""

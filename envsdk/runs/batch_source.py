@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.contracts.failures import EnvsdkError, as_envsdk_error
+from envsdk.contracts.held import Held
 from envsdk.engines.engine import EngineHealth
 from envsdk.managers.rollout_batch import RolloutBatch
 
@@ -70,6 +71,10 @@ class BatchSource(Protocol):
 
     def weights_moving(self) -> AbstractAsyncContextManager[None]:
         """The trainer changes its weights meanwhile."""
+        ...
+
+    async def hold_engines(self, held: Held) -> None:
+        """What its engines hold of their devices from now on, where they share them with a trainer."""
         ...
 
     async def checkpointed(self, step: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -13,13 +13,15 @@ from envsdk.algorithms.advantage_args import AdvantageUnit
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.distillation import distilled_advantages
 from envsdk.algorithms.kl import adapted_kl_coef
 from envsdk.algorithms.masks import masked
 from envsdk.algorithms.rewards import mean_kl
 from envsdk.algorithms.units import in_parts
 from envsdk.contracts.failures import TrainerError
 from envsdk.contracts.segments import Segment, last_segment
-from envsdk.contracts.trainer import TrainBatch, TrainSequence
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
 
 
@@ -31,6 +33,8 @@ class ModelScores:
     """`[num_tokens]` under the trainer's present weights: the proximal policy."""
     reference_logprobs: Sequence[NDArray[np.float32]] | None = None
     """`[num_tokens]`"""
+    teacher: Sequence[TeacherScores | None] = ()
+    """Those of each segment that a teacher scored; empty without teachers."""
     values: Sequence[NDArray[np.float32]] | None = None
     """`[num_tokens + 1]`: entry t is the value of the tokens before t, the last one that of them all."""
 
@@ -74,6 +78,18 @@ def token_ids(trajectories: Sequence[Trajectory], *, with_end: bool = False) -> 
     """
     ids = [segment.tokens.ids for segment in segments_of(trajectories) if segment.tokens is not None]
     return [np.append(each, each[-1:]) for each in ids] if with_end else ids
+
+
+def recorded_experts(trajectories: Sequence[Trajectory]) -> list[NDArray[np.int16] | None]:
+    """Those of each segment of which `token_ids` gives the ids."""
+    tokens = [segment.tokens for segment in segments_of(trajectories)]
+    return [each.experts for each in tokens if each is not None]
+
+
+def supports(trajectories: Sequence[Trajectory]) -> list[Support | None]:
+    """Which tokens could be drawn, of each segment; empty where none tells."""
+    found = [segment.tokens.support for segment in segments_of(trajectories) if segment.tokens is not None]
+    return [] if all(each is None for each in found) else found
 
 
 def segments_of(trajectories: Sequence[Trajectory]) -> list[Segment]:
@@ -128,15 +144,17 @@ def prepare_batch(
                 horizon=args.kl_horizon,
                 num_trajectories=len(samples),
             )
+    sequences = [
+        _sequence(trajectories[index], segment, result, scores, starts[index] + place)
+        for index, result in enumerate(results)
+        if samples[index].learns
+        for place, segment in enumerate(segments[index])
+        if segment.tokens is not None and segment.tokens.response_mask.any()
+    ]
+    metrics |= _distillation_metrics(sequences)
     batch = TrainBatch(
         step=step,
-        sequences=[
-            _sequence(trajectories[index], segment, result, scores, starts[index] + place)
-            for index, result in enumerate(results)
-            if samples[index].learns
-            for place, segment in enumerate(segments[index])
-            if segment.tokens is not None and segment.tokens.response_mask.any()
-        ],
+        sequences=[_distilled(args, sequence) for sequence in sequences],
         critic_only=args.needs_values and step < args.critic_warmup,
     )
     nothing_left = "" if batch.sequences else _nothing_left(masks, len(trajectories))
@@ -167,8 +185,36 @@ def _sequence(
         proximal_logprobs=_at(scores.logprobs, index),
         reference_logprobs=_at(scores.reference_logprobs, index),
         old_values=None if values is None else values[:-1],
+        experts=tokens.experts,
         trajectory_id=trajectory.trajectory_id,
+        support=tokens.support,
+        teacher=scores.teacher[index] if scores.teacher else None,
     )
+
+
+def _distilled(args: AlgorithmArgs, sequence: TrainSequence) -> TrainSequence:
+    if (teacher := sequence.teacher) is None:
+        return sequence
+    as_advantage = args.distill_as == "advantage"
+    advantages = distilled_advantages(
+        sequence.advantages,
+        sequence.response_mask,
+        sequence.behavior_logprobs,
+        teacher.logprobs,
+        coef=teacher.coef if as_advantage else 0.0,
+        reward_coef=args.distill_reward_coef,
+    )
+    return replace(sequence, advantages=advantages, teacher=None if as_advantage else teacher)
+
+
+def _distillation_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """Over the sampled tokens that a teacher scored."""
+    found = [
+        (each.behavior_logprobs - each.teacher.logprobs)[each.response_mask == 1]
+        for each in sequences
+        if each.teacher is not None
+    ]
+    return {"distill/kl_per_token": float(np.concatenate(found).mean())} if found else {}
 
 
 def _advantage_metrics(

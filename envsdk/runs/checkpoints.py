@@ -2,6 +2,7 @@
 
     checkpoints/.step_000010.partial/ --fsync, rename--> checkpoints/step_000010/
                                                          --rename--> .step_000010.removed/ --> deleted
+    checkpoints/best                       a link to the checkpoint with the best held-out metric
 
 A checkpoint holds the trainer (weights, optimizer, schedule, random state), the model as a Hugging
 Face folder, and `run.json`. The ledger with the data cursor is in there and in the batch files of
@@ -13,18 +14,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.store.atomic import fsync_tree, make_folder, remove_folder, replaced_folder
+from envsdk.base.store.atomic import fsync_tree, make_folder, remove_folder, replaced_folder, storage_error
 from envsdk.base.store.file_digests import describe
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
 FOLDER = "checkpoints"
 RUN_FILE = "run.json"
-KEEP_LAST = 3
+BEST = "best"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class RunState:
     """Weight of the KL penalty in the next batch's rewards; None: `init_kl_coef`."""
     ledger: Mapping[str, Any] | None = None
     """`LedgerState.to_dict` after the newest batch that is trained; None before the first."""
+    selection: Mapping[str, Any] | None = None
+    """`Selection.state`: the evaluations that the best checkpoint is chosen by."""
     number: int = field(default=0, compare=False)
     """Counts the checkpoints of a run. The highest is the newest, whatever its step: a run may go back."""
     files: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -52,8 +55,16 @@ class Checkpoint:
     state: RunState
 
 
-def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None]) -> Path:
-    """Let `save` fill a folder and make it the newest checkpoint. Older ones beyond a few are removed.
+def write_checkpoint(
+    run_dir: Path,
+    state: RunState,
+    save: Callable[[Path], None],
+    *,
+    keep: int = 0,
+    spared: Collection[int] = (),
+) -> Path:
+    """Let `save` fill a folder and make it the newest checkpoint. Of the others only the newest stay, `keep`
+    with this one (0: all), and those of the steps `spared`.
 
     Raises StorageError when the disk is full; nothing half-written is left.
     """
@@ -70,9 +81,28 @@ def write_checkpoint(run_dir: Path, state: RunState, save: Callable[[Path], None
         content = json.dumps(asdict(replace(state, number=number)) | {"files": files}, indent=2)
         (partial / RUN_FILE).write_text(content + "\n")
         fsync_tree(partial)
-    for old in [each.folder for each in earlier if each.folder != final][: 1 - KEEP_LAST]:
-        remove_folder(old)
+    others = [each for each in earlier if each.folder != final and each.state.step not in spared]
+    for old in others[: max(0, len(others) + 1 - keep)] if keep else ():
+        remove_folder(old.folder)
     return final
+
+
+def link_best(run_dir: Path, step: int | None) -> None:
+    """Let `checkpoints/best` lead to the checkpoint of `step`; without such a checkpoint there is no link.
+
+    StorageError when the link cannot be made.
+    """
+    link = run_dir / FOLDER / BEST
+    new = link.with_name(f".{BEST}.partial")
+    try:
+        if step is None or not folder_of(run_dir, step).is_dir():
+            link.unlink(missing_ok=True)
+            return
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder_of(run_dir, step).name)
+        new.replace(link)
+    except OSError as error:
+        raise storage_error("link", link, error) from error
 
 
 def folder_of(run_dir: Path, step: int) -> Path:

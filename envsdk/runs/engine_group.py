@@ -21,13 +21,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from envsdk.base.processes.actor_death import ACTOR_DIED, on_the_living, reason_of_death
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.ray_models import RolePlacement
-from envsdk.contracts.failures import ConfigurationError, EngineError, EnvsdkError, as_envsdk_error
+from envsdk.contracts.failures import EngineError, EnvsdkError, as_envsdk_error
+from envsdk.contracts.held import Held
 from envsdk.engines.engine import EngineConfig, EngineHealth
 from envsdk.engines.engine_host import EngineHost
 from envsdk.engines.engine_pool import (
     End,
     EngineIncarnation,
     EnginePool,
+    EngineState,
     Join,
     Leave,
     PoolCommand,
@@ -38,13 +40,14 @@ from envsdk.engines.engine_pool import (
 from envsdk.managers.ray_nodes import MANY_CALLS, Placer
 from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_places
 from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
+from envsdk.runs.weight_way import WeightWay
 from envsdk.weights.buckets import UpdateInterrupted
 from envsdk.weights.source import WeightSource
-from envsdk.weights.transports import Transport, can_share_memory, choose_transport, device_transport
+from envsdk.weights.transports import Transport
 from envsdk.weights.update import TransferReport, update_engines
 
-_IN_MAIN_MEMORY = [each for each in Transport if not each.is_on_device]
 HEALTH_CHECK_S = 1.0
+POLL_S = 0.05
 CLOSE_TIMEOUT_S = 5.0
 
 Announce = Callable[[str, Any | None], Awaitable[None]]
@@ -110,13 +113,13 @@ class EngineGroup:
         """Which engines serve; others read it."""
         self._reservation: Reservation | None = None
         self._places = self._reserve(names)
-        self._nodes: dict[str, str] = {name: place.node for name, place in self._places.items()}
-        self._transport = Transport.OBJECT_STORE
-        """Through main memory, unless it was asked for."""
-        self._card = ""
-        """The trainer's, and each engine's; "" for main memory."""
-        self._cards: dict[str, str] = {}
-        self._sends_adapter = False
+        self._way = WeightWay(
+            spec.transport,
+            delta=spec.delta,
+            nodes={name: place.node for name, place in self._places.items()},
+            say=say,
+        )
+        self._held = Held.ALL
         self.actors: dict[str, Any] = {name: self._new_actor(name) for name in names[: spec.num_started]}
         """The newest of each engine that was ever started, dead or alive."""
         self._being_updated: set[EngineIncarnation] = set()
@@ -134,11 +137,10 @@ class EngineGroup:
         await asyncio.gather(*(actor.start.remote() for actor in self.actors.values()))
         nodes = await asyncio.gather(*(actor.node_id.remote() for actor in self.actors.values()))
         for name, node in zip(self.actors, nodes, strict=True):
-            self._nodes[name] = node
             self._placer.landed(name, node)
         cards = await asyncio.gather(*(actor.card.remote() for actor in self.actors.values()))
-        for name, card in zip(self.actors, cards, strict=True):
-            self._cards[name] = self._card_there(name, card)
+        for name, node, card in zip(self.actors, nodes, cards, strict=True):
+            self._way.came(name, node, card)
         for name, actor in self.actors.items():
             incarnation = EngineIncarnation(name, 0)
             self._do(self.pool.started(incarnation))
@@ -150,45 +152,33 @@ class EngineGroup:
 
         ConfigurationError when the way that is asked for does not exist.
         """
-        if self._source is None:
-            return
-        trainer_node = await self._source.node_id()
-        if await self._source.has_adapter():
-            abilities = await asyncio.gather(*(actor.abilities.remote() for actor in self.actors.values()))
-            self._sends_adapter = all(ability.lora for ability in abilities)
-        if (card := await self._source.card()) and not self._sends_adapter and not self._spec.delta:
-            self._card = f"{trainer_node} {card}"
-        on_device, why_not = self._device_transport(self.actors)
-        if self._sends_adapter:
-            why_not = "adapters are sent through main memory"
-        asked_for = self._spec.transport
-        if on_device is None and asked_for not in ("auto", *_IN_MAIN_MEMORY):
-            raise ConfigurationError(
-                f"model_update_transport: {asked_for}, but {why_not}; use auto, which takes the fastest way "
-                "there is"
-            )
-        self._transport = choose_transport(
-            asked_for,
-            trainer_node=trainer_node,
-            engine_nodes=self._nodes,
-            can_share_memory=can_share_memory(),
-        )
-        if self._transport is Transport.SHARED_MEMORY:
-            # Where all others are, an engine that is started later must be too.
-            self._nodes = dict.fromkeys(self._spec.configs, trainer_node)
-        if on_device is not None:
-            self._say(f"weights reach the engines by {on_device}, in memory of the card")
-        elif asked_for == "auto" and self._card and any(self._cards.values()):
-            self._say(f"weights reach the engines by {self._transport}, in main memory: {why_not}")
+        if self._source is not None:
+            await self._way.choose(self._source, self.actors, self._spec.configs)
 
-    async def publish(self, version: int) -> TransferReport | None:
-        """The trainer's weights to every engine that runs; None when none does."""
+    async def hold(self, held: Held) -> None:
+        """What the engines hold of their devices from now on; none is starting when they hold `NOTHING`.
+
+        With nothing, none of them is started and no time passes for them. They wait for the next `publish`.
+        """
+        while held is Held.NOTHING and any(  # noqa: ASYNC110 - several things end a start
+            self.pool.state(name) is EngineState.STARTING for name in self.actors
+        ):
+            await asyncio.sleep(POLL_S)
+        async with self._weights:
+            if held is Held.NOTHING:
+                self.pool.weights_move()
+            self._held = min(self._held, held)
+            await on_the_living(self._started_actors(), "hold", held)
+            self._held = held
+
+    async def publish(self, version: int, *, mode: str | None = None) -> TransferReport | None:
+        """The trainer's weights to every engine that runs; None without one. `mode`: as `weight_update`."""
         async with self._weights:
             incarnations = self.pool.incarnations
             if self._source is None:
                 self._do(self.pool.published(version, incarnations))
                 return None
-            report = await self._update(incarnations, version)
+            report = await self._update(incarnations, version, mode)
             updated = report.engines if report is not None else ()
             for incarnation in incarnations:
                 if incarnation.name not in updated:
@@ -218,7 +208,7 @@ class EngineGroup:
 
     def node_leaves(self, node: str, grace_s: float) -> None:
         """This node goes away: its engines end their turns and are started elsewhere."""
-        there = [each for each in self._watches if self._nodes.get(each.name) == node]
+        there = [each for each in self._watches if self._way.nodes.get(each.name) == node]
         self._do(self.pool.leave(there, grace_s))
 
     def close(self) -> None:
@@ -255,7 +245,7 @@ class EngineGroup:
         args = (self._spec.strategy_name, self._spec.configs[name], self._spec.driver_files)
         if name in self._places:
             return self._placed_actor(self._places[name], *args)
-        where = self._nodes[name] if self._transport is Transport.SHARED_MEMORY else None
+        where = self._way.nodes[name] if self._way.in_memory is Transport.SHARED_MEMORY else None
         options = self._placer.options(name, where)
         actor: Any = ray.remote(**options, **MANY_CALLS)(EngineHost)
         return actor.remote(*args)
@@ -310,9 +300,7 @@ class EngineGroup:
     async def _start_again(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             await actor.start.remote()
-            if self._transport is not Transport.SHARED_MEMORY:
-                self._nodes[incarnation.name] = await actor.node_id.remote()
-            self._cards[incarnation.name] = self._card_there(incarnation.name, await actor.card.remote())
+            self._way.came(incarnation.name, await actor.node_id.remote(), await actor.card.remote())
         except (EnvsdkError, ray.exceptions.RayError) as error:
             self._do(self.pool.lost(incarnation, _reason(error)))
             return
@@ -322,7 +310,7 @@ class EngineGroup:
     async def _watch(self, incarnation: EngineIncarnation, actor: Any) -> None:
         try:
             while not (error := (look := await actor.health.remote()).error):
-                if incarnation in self._being_updated:
+                if incarnation in self._being_updated or self._held is not Held.ALL:
                     self.pool.heard(incarnation)
                 else:
                     self._do(self.pool.seen(incarnation, look))
@@ -336,8 +324,9 @@ class EngineGroup:
         while True:
             await asyncio.sleep(HEALTH_CHECK_S)
             now = time.monotonic()
-            # While this process itself was held up it did not listen.
-            self._do(self.pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
+            if self._held is not Held.NOTHING:
+                # While this process itself was held up it did not listen.
+                self._do(self.pool.tick(min(now - last, 2 * HEALTH_CHECK_S)))
             last = now
 
     async def _give_weights(self, incarnation: EngineIncarnation) -> None:
@@ -364,49 +353,37 @@ class EngineGroup:
             return _reason(error)
         return "it did not get the newest weights"
 
-    async def _update(self, incarnations: Iterable[EngineIncarnation], version: int) -> TransferReport | None:
+    async def _update(
+        self, incarnations: Iterable[EngineIncarnation], version: int, mode: str | None = None
+    ) -> TransferReport | None:
         engines = {incarnation: self.actors[incarnation.name] for incarnation in incarnations}
         actors = {incarnation.name: actor for incarnation, actor in engines.items()}
-        transport, _ = self._device_transport(actors)
+        transport = self._way.to(actors)
         self._being_updated |= engines.keys()
         try:
-            return await self._update_by(transport or self._transport, actors, version)
+            return await self._update_by(transport, actors, version, mode)
         except UpdateInterrupted as error:
-            if transport is None or self._spec.transport != "auto":
+            if not self._way.failed(transport, str(as_envsdk_error(error, "it broke off"))):
                 raise
-            self._card = ""  # and so for the rest of the run
-            reason = as_envsdk_error(error, "it broke off")
-            self._say(f"weights cannot go by {transport}, and go by {self._transport}: {reason}")
-            return await self._update_by(self._transport, actors, version)
+            return await self._update_by(self._way.in_memory, actors, version, mode)
         finally:
             self._being_updated -= engines.keys()
 
     async def _update_by(
-        self, transport: Transport, actors: Mapping[str, Any], version: int
+        self, transport: Transport, actors: Mapping[str, Any], version: int, mode: str | None
     ) -> TransferReport | None:
         assert self._source is not None
         return await update_engines(
             actors,
             self._source.send_weights,
             version=version,
-            mode=self._spec.weight_update,
+            mode=mode or self._spec.weight_update,
             transport=transport,
             bucket_bytes=self._spec.bucket_bytes,
-            as_adapter=self._sends_adapter,
+            as_adapter=self._way.sends_adapter,
             delta=self._spec.delta,
             dtype=self._spec.dtype,
         )
-
-    def _device_transport(self, names: Iterable[str]) -> tuple[Transport | None, str]:
-        return device_transport(
-            self._spec.transport,
-            trainer_card=self._card,
-            engine_cards={name: self._cards[name] for name in names},
-        )
-
-    def _card_there(self, name: str, card: str) -> str:
-        """The card's name in the cluster: handles mean nothing on another node."""
-        return card and f"{self._nodes[name]} {card}"
 
     def _started_actors(self) -> dict[str, Any]:
         return {each.name: self.actors[each.name] for each in self.pool.incarnations}

@@ -15,6 +15,7 @@ from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.engine_group import Say
 from envsdk.runs.rollout_cluster import RolloutCluster
 from envsdk.runs.run_folder import TRAJECTORIES, RunFolder
+from envsdk.runs.trainer_group import TrainerGroup
 from envsdk.runs.trainers import trainer_mappings
 from envsdk.weights.source import WeightSource
 
@@ -34,8 +35,9 @@ class PlayedBatches(RolloutCluster):
         weights: WeightSource,
         say: Say,
         driver_files: DriverFiles | None = None,
+        averaging: TrainerGroup | None = None,
     ) -> None:
-        """`driver_files` as of `RolloutCluster`."""
+        """`driver_files` as of `RolloutCluster`; evaluations play the averaged weights of `averaging`."""
         super().__init__(
             config,
             model=model,
@@ -47,6 +49,7 @@ class PlayedBatches(RolloutCluster):
             driver_files=driver_files,
         )
         self._folder = folder
+        self._averaging = averaging
         self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
         self.is_suspended = False
         """Whether `suspend` was called last, not `resume`."""
@@ -111,7 +114,7 @@ class PlayedBatches(RolloutCluster):
         """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
         if self.config.validation_overlaps:
             return await super().validate(version, step)
-        async with self._held_up():
+        async with self._held_up(), self._averaged(version):
             return await super().validate(version, step)
 
     async def suspend(self) -> None:
@@ -132,6 +135,21 @@ class PlayedBatches(RolloutCluster):
         finally:
             if not self.is_suspended:
                 await super().resume()
+
+    @asynccontextmanager
+    async def _averaged(self, version: int) -> AsyncIterator[None]:
+        """Engines have the averaged weights meanwhile, once replies under way are finished."""
+        if self._averaging is None:
+            yield
+            return
+        await self._give_average(self._averaging, version, is_used=True)
+        yield
+        await self._give_average(self._averaging, version, is_used=False)
+
+    async def _give_average(self, trainer: TrainerGroup, version: int, *, is_used: bool) -> None:
+        async with self.weights_moving():
+            await self.call(trainer.use_average(is_used))
+        await self.call(self.engines.publish(version, mode="finish"))
 
     async def checkpointed(self, step: int) -> None:
         """The batch files hold the ledger."""

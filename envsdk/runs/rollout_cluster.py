@@ -18,8 +18,12 @@ from typing import Any
 import ray
 
 from envsdk.base.store.travel import DriverFiles
+from envsdk.config.device_sharing import SharedRole, device_groups
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import engine_settings
+from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.held import Held
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
@@ -94,6 +98,7 @@ class RolloutCluster:
                 train_ledger(config),
                 log_folder=trajectories.parent if config.mode == "both" else None,
                 group_filters=config.group_filters,
+                prefix_sampling=config.prefix_sampling,
                 max_filtered_groups=config.filtered_groups_limit,
             )
             if config.mode == "both":
@@ -112,6 +117,8 @@ class RolloutCluster:
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
         await self.call(self.engines.start())
+        if self.config.algorithm.train_infer_correction.routing_replay:
+            await self.call(self._check_that_experts_are_told())
         await self.call(self.opponents.start())
         starting = [scheduler.start.remote() for scheduler in self._schedulers]
         await self.call(asyncio.gather(*starting, *(start() for start in also)))
@@ -121,6 +128,17 @@ class RolloutCluster:
             self._watching.append(asyncio.ensure_future(NodeWatch(self._node_leaves).run()))
         if any(manager.has_worker_range for manager in (config.train_env_manager, config.val_env_manager)):
             self._watching.append(asyncio.ensure_future(self._tell_of_full_engines()))
+
+    async def _check_that_experts_are_told(self) -> None:
+        abilities = await asyncio.gather(
+            *(actor.abilities.remote() for actor in self.engines.actors.values())
+        )
+        if not all(ability.routed_experts for ability in abilities):
+            raise ConfigurationError(
+                "train_infer_correction.routing_replay: the engine of actor_infer does not tell which "
+                "experts a mixture chose, or its model is none; `embedded` does, and `vllm` with "
+                "strategy_config.enable_return_routed_experts: true"
+            )
 
     async def _tell_of_full_engines(self) -> None:
         """Schedulers add no workers meanwhile."""
@@ -186,6 +204,10 @@ class RolloutCluster:
     def weights_moving(self) -> AbstractAsyncContextManager[None]:
         """No engine is given weights meanwhile."""
         return self.engines.weights_moving()
+
+    async def hold_engines(self, held: Held) -> None:
+        """What the engines hold of their devices from now on."""
+        await self.call(self.engines.hold(held))
 
     async def engine_status(self) -> EngineStatus:
         """The status of all of them."""
@@ -257,6 +279,7 @@ def _engines_spec(
 ) -> EngineGroupSpec:
     infer = config.actor_infer
     fewest, most = infer.engines_between
+    takes_turns = any(SharedRole("actor_infer", "all") in group for group in device_groups(config))
     return EngineGroupSpec(
         strategy_name=infer.strategy_args.strategy_name,
         configs={
@@ -264,9 +287,10 @@ def _engines_spec(
                 model=model,
                 sequence_length=config.sequence_length,
                 max_running=infer.infer_batch_size,
-                strategy_config=infer.settings,
+                strategy_config=engine_settings(config),
                 seed=config.seed + index,
                 reproducible=config.largest_depth == 0,
+                takes_turns=takes_turns,
             )
             for index in range(most)
         },

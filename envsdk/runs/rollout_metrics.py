@@ -87,6 +87,10 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     if any(len(each) > 1 for each in segments):
         metrics["rollout/num_segments_mean"] = _mean(map(len, segments))
         metrics["rollout/merged_share"] = _merged_share(segments)
+    if replayed := [trajectory for trajectory in played if trajectory.num_replayed]:
+        metrics["prefix/episodes_share"] = len(replayed) / len(played)
+        metrics["prefix/turns_mean"] = _mean(trajectory.num_replayed for trajectory in replayed)
+        metrics["prefix/success"] = _mean(trajectory.success for trajectory in replayed)
     if batch.depth is not None:
         metrics["rollout/depth"] = batch.depth
     metrics |= _turn_metrics(played)

@@ -30,8 +30,8 @@ from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
 from envsdk.runs.opening import begin, only_run_in
 from envsdk.runs.played_batches import PlayedBatches
-from envsdk.runs.run_end import close, ending_told, success_before_and_after
-from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation
+from envsdk.runs.run_end import best_checkpoint, close, ending_told, success_before_and_after
+from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation, stopped_early
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking import open_trackers
 from envsdk.tracking.timeline import Timeline
@@ -53,7 +53,13 @@ def run(loaded: LoadedConfig, open_batches: OpenBatches | None = None) -> None:
 
 def _played(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
     return PlayedBatches(
-        config, folder, model=model, weights=trainers.actor, driver_files=trainers.driver_files, say=say
+        config,
+        folder,
+        model=model,
+        weights=trainers.actor,
+        driver_files=trainers.driver_files,
+        say=say,
+        averaging=trainers.actor if config.evaluates_average else None,
     )
 
 
@@ -62,8 +68,13 @@ def _train(loaded: LoadedConfig, open_batches: OpenBatches) -> None:
     config = loaded.config
     check_start(config)
     folder = RunFolder.open(config)
-    if folder.first_step >= config.max_steps and not lacks_last_evaluation(config, folder):
-        say(f"{folder.path} has all {config.max_steps} steps; raise max_steps or choose another exp_name.")
+    ended = ""
+    if stopped_early(config, folder):
+        ended = f"stopped early after {folder.first_step} steps; raise early_stopping_patience"
+    elif folder.first_step >= config.max_steps and not lacks_last_evaluation(config, folder):
+        ended = f"has all {config.max_steps} steps; raise max_steps"
+    if ended:
+        say(f"{folder.path} {ended} or choose another exp_name.")
         if not (folder.path / REPORT).is_file():
             say(f"Report: {write_report_of_job(folder.path)}")
         return
@@ -130,6 +141,8 @@ async def _run(
         report = write_report_of_job(folder.path)
     if batches.validates or pipeline.validations:
         say(success_before_and_after(pipeline.validations))
+    if best := best_checkpoint(pipeline.selection, folder.path):
+        say(best)
     if report is not None:
         say(f"Report: {report}")
     say(f"Trajectories: envsdk view {folder.path}")

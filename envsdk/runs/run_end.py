@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from envsdk.base.display.scores import NOT_PLAYED, change, failed_kinds, held_out
 from envsdk.contracts.failures import Interrupted
 from envsdk.runs.agentic_pipeline import AgenticPipeline
+from envsdk.runs.checkpoints import BEST, FOLDER
+from envsdk.runs.selection import Selection
 from envsdk.tracking.timeline import Timeline
 from envsdk.tracking.tracker import Ending, Tracker
 
@@ -53,3 +56,12 @@ def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> 
     if failed := failed_kinds(last):
         lines.append(f"Failed in the last evaluation: {failed}.")
     return "\n".join(lines)
+
+
+def best_checkpoint(selection: Selection, run_dir: Path) -> str:
+    """A line of text: the best evaluation, and where its weights are; empty where none was selected."""
+    step = selection.best_step
+    if step is None:
+        return ""
+    where = f"{run_dir / FOLDER / BEST}" if step else "the model that the run began with"
+    return f"Best {selection.metric}: {selection.scores[step]:.4g} after {step} steps, {where}"

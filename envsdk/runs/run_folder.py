@@ -27,6 +27,7 @@ from envsdk.runs.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.runs.checkpoints import Checkpoint, RunState, find_checkpoint
 from envsdk.runs.rollout_metrics import validation_problem
 from envsdk.runs.run_origin import check_seed
+from envsdk.runs.selection import Selection
 from envsdk.tracking import read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 
@@ -145,6 +146,13 @@ def lacks_last_evaluation(config: RunConfig, folder: RunFolder) -> bool:
     if last is None:
         return (folder.path / METRICS_FILE).is_file()
     return bool(validation_problem(last, config.max_failed_share))
+
+
+def stopped_early(config: RunConfig, folder: RunFolder) -> bool:
+    """Whether the run ended at its checkpoint because evaluations no longer improved."""
+    state = None if folder.checkpoint is None else folder.checkpoint.state.selection
+    selection, last = Selection.of(config, state), validations_of(folder.path).get(folder.first_step, {})
+    return selection.metric in last and selection.with_evaluation(folder.first_step, last).is_over
 
 
 def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:

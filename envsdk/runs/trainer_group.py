@@ -30,7 +30,9 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
-from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainerRank
+from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
 from envsdk.runs.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
@@ -136,8 +138,19 @@ class TrainerGroup:
         metrics: dict[str, float] = await self._on_all("train_step", ray.put(batch))
         return metrics
 
-    async def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences))
+    async def logprobs(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
+    ) -> list[NDArray[np.float32]]:
+        told = [ray.put(each) for each in (experts, supports)] if experts or supports else []
+        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences), *told)
+        return scores
+
+    async def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
+        """Asked of a teacher's group."""
+        scores: list[TeacherScores] = await self._on_all("score", ray.put(sequences), num_top)
         return scores
 
     async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
@@ -153,6 +166,10 @@ class TrainerGroup:
         """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
         report: OutletReport = await self._on_all("give_weights", outlet)
         return report
+
+    async def hold(self, held: Held) -> None:
+        """What each rank holds of its device from now on."""
+        await self._on_all("hold", held)
 
     async def node_id(self) -> str:
         """The node that rank 0 is on, which sends the weights."""
@@ -177,6 +194,10 @@ class TrainerGroup:
         """Kernels that the trainer took, in words, by what they compute."""
         kernels: Mapping[str, str] = await self._on_all("kernels")
         return kernels
+
+    async def use_average(self, is_used: bool) -> None:
+        """Whether weights that are sent are the moving average."""
+        await self._on_all("use_average", is_used)
 
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import ray
@@ -18,8 +19,11 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.travel import DriverFiles, FileServer
 from envsdk.contracts.failures import StorageError
-from envsdk.contracts.trainer import TrainBatch, Trainer, TrainerConfig, TrainerRank
+from envsdk.contracts.held import Held
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.runs.reservation import show_only
+from envsdk.runs.teacher_engine import TeacherEngine
 from envsdk.weights.delta import WeightBase
 from envsdk.weights.device_memory import card_of
 from envsdk.weights.source import OutletReport, WeightOutlet
@@ -70,9 +74,19 @@ class TrainerHost(FileServer):
         """Metrics of the step."""
         return self._trainer.train_step(batch)
 
-    def logprobs(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
-        scores = self._trainer.logprobs(sequences)
+    def logprobs(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
+    ) -> Scores | None:
+        told = (experts, supports) if experts or supports else ()  # a trainer of others may know neither
+        scores = self._trainer.logprobs(sequences, *told)
         return scores if self._is_reporting_rank else None
+
+    def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
+        """Asked of a teacher."""
+        return cast(TeacherEngine, self._trainer).score(sequences, num_top)
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
         values = self._trainer.values(sequences)
@@ -105,6 +119,14 @@ class TrainerHost(FileServer):
             for _ in weights:  # the other ranks take part in collecting each
                 pass
         return None
+
+    def use_average(self, is_used: bool) -> None:
+        """Whether weights that are sent are the moving average."""
+        self._trainer.use_average(is_used)
+
+    def hold(self, held: Held) -> None:
+        """What this rank holds of its device from now on."""
+        self._trainer.hold(held)
 
     def has_adapter(self) -> bool:
         """The trainer trains an adapter alone."""
@@ -145,14 +167,17 @@ class TrainerHost(FileServer):
         shutil.rmtree(folder, ignore_errors=True)
 
     def save(self, folder: Path) -> None:
-        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`."""
+        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`, of the moving
+        average where there is one."""
         for name in ("trainer", "model"):
             try:
                 (folder / name).mkdir(exist_ok=True)
             except OSError as error:
                 raise storage_error("make", folder / name, error) from error
         self._trainer.save(folder / "trainer")
+        self._trainer.use_average(True)
         self._trainer.save_pretrained(folder / "model")
+        self._trainer.use_average(False)
 
     def load(self, folder: Path) -> None:
         self._trainer.load(self._files.here(folder) / "trainer")

@@ -1,17 +1,21 @@
-"""The trainers of a run: the policy that learns, and the reference model where a KL term asks for one."""
+"""The trainers of a run: the policy that learns, the reference model of KL terms, and teachers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from envsdk.base.store.model_files import other_tokens
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import runs_on_several_ranks
 from envsdk.config.role_models import TrainerRole
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig
+from envsdk.rollouts.play.model import find_model_folder
+from envsdk.runs.teacher_engine import NAME as TEACHER_ENGINE
 from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
 
 
@@ -21,6 +25,7 @@ class Trainers:
 
     actor: TrainerGroup
     reference: TrainerGroup | None
+    teachers: Mapping[str, TrainerGroup] = field(default_factory=dict)
     driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files of the run that other machines may lack."""
 
@@ -31,16 +36,22 @@ class Trainers:
         mappings = [role.device_mapping for role in roles.values()]
         if config.actor_infer.device_mapping is not None:
             mappings.append(config.actor_infer.device_mapping)
+        mappings += [each.device_mapping for each in config.teachers.values()]
         groups = [
             TrainerGroup(_trainer_spec(config, key, role, model, driver_files), all_mappings=mappings)
             for key, role in roles.items()
         ]
-        return cls(groups[0], groups[1] if len(groups) > 1 else None, driver_files)
+        teachers = {
+            name: TrainerGroup(_teacher_spec(config, name, model, driver_files), all_mappings=mappings)
+            for name in config.teachers
+        }
+        return cls(groups[0], groups[1] if len(groups) > 1 else None, teachers, driver_files)
 
     @property
     def groups(self) -> list[TrainerGroup]:
         """All of them."""
-        return [self.actor] if self.reference is None else [self.actor, self.reference]
+        others = [] if self.reference is None else [self.reference]
+        return [self.actor, *others, *self.teachers.values()]
 
 
 def trainer_mappings(config: RunConfig) -> list[Sequence[int] | None]:
@@ -51,6 +62,33 @@ def trainer_mappings(config: RunConfig) -> list[Sequence[int] | None]:
 def _trainer_roles(config: RunConfig) -> dict[str, TrainerRole]:
     roles: dict[str, TrainerRole] = {"actor_train": config.actor_train}
     return roles | {"reference": config.reference} if config.algorithm.needs_reference else roles
+
+
+def _teacher_spec(config: RunConfig, name: str, model: Path, driver_files: DriverFiles) -> TrainerSpec:
+    teacher, option = config.teachers[name], f"teachers.{name}.pretrain"
+    folder = find_model_folder(Path(teacher.pretrain), option=option)
+    if problem := other_tokens(model, folder):
+        raise ConfigurationError(f"{option}: {problem}")
+    strategy = teacher.strategy_args
+    return TrainerSpec(
+        key=f"teachers.{name}",
+        driver_files=driver_files,
+        role="reference",
+        placement=config.ray.placement.reference,
+        strategy_name=TEACHER_ENGINE,
+        config=TrainerConfig(
+            model=folder,
+            sequence_length=config.sequence_length,
+            seed=config.seed,
+            strategy_config={
+                "engine": strategy.strategy_name,
+                "settings": strategy.strategy_config,
+                "max_running": teacher.infer_batch_size,
+            },
+        ),
+        device_mapping=teacher.device_mapping,
+        uses_accelerators=runs_on_several_ranks(strategy.strategy_name, "engines"),
+    )
 
 
 def _trainer_spec(

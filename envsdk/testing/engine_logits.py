@@ -79,6 +79,33 @@ class LogitTests(EngineHarness):
         assert len(result.top.token_ids) == len(result.token_ids) > 0
 
     @on_engine(max_running=8)
+    async def test_the_tokens_that_could_be_drawn_come_with_a_reply_that_asks_for_them(
+        self, engine: Engine
+    ) -> None:
+        shape = {"top_k": 3, "num_tokens": 12}
+        if not await self._is_able(engine, "support", support=True, **shape):
+            return
+        asked = [self.request(n, support=True, seed=n, **shape) for n in range(3)]
+        plain, whole = self.request("plain", **shape), self.request("whole", support=True)
+        *results, unasked, of_all = await gather(engine, [*asked, plain, whole])
+        assert unasked.support is None
+        assert of_all.support is None
+        for request, result in zip(asked, results, strict=True):
+            check_result(request, result, sequence_length=self.sequence_length)
+            assert result.support is not None
+            assert result.support.counts.tolist() == [3] * 12
+            result.support.check(result.token_ids)
+        running = engine.submit(self.long_request(support=True, top_k=3))
+        await self.mid_reply(engine)
+        for delta in await engine.progress({"long": 1}):
+            assert delta.support is not None
+            delta.support.check(delta.token_ids)
+        await engine.pause(PauseMode.ABORT)
+        cut = await running
+        assert cut.support is not None
+        cut.support.check(cut.token_ids)
+
+    @on_engine(max_running=8)
     async def test_a_scored_prompt_has_the_log_probabilities_that_it_would_be_sampled_with(
         self, engine: Engine
     ) -> None:

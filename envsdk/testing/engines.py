@@ -24,7 +24,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.continuation import joined, spans_within
 from envsdk.engines.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
@@ -163,6 +164,31 @@ class CoreSuite(StructureTests, LogitTests, AdapterTests):
         check_result(request, result, sequence_length=self.sequence_length)
         assert [span.version for span in result.version_spans] == [0, 1]
         assert len(result.token_ids) == self.long_reply
+
+    @on_engine(takes_turns=True)
+    async def test_replies_go_on_when_the_engine_had_given_its_memory_back(self, engine: Engine) -> None:
+        try:
+            await engine.hold(Held.ALL)
+        except EngineError:
+            pytest.skip("the engine does not give its memory back")
+        request = self.long_request(session_id="episode")
+        running = engine.submit(request)
+        await self.mid_reply(engine)
+        for version in (1, 2):
+            await engine.pause(PauseMode.KEEP)
+            for held in (Held.NOTHING, Held.NOTHING, Held.WEIGHTS):
+                await engine.hold(held)
+            later = engine.submit(self.request(f"later {version}"))
+            await engine.load_weights(self.weights(), version)
+            await engine.hold(Held.ALL)
+            assert not later.done()
+            await engine.resume()
+            reply = await later
+            assert [span.version for span in reply.version_spans] == [version], reply.error
+        result = await running
+        check_result(request, result, sequence_length=self.sequence_length)
+        assert len(result.token_ids) == self.long_reply
+        assert [span.version for span in result.version_spans][:1] == [0]
 
     @on_engine()
     async def test_a_session_computes_only_what_is_new_and_gets_the_same_reply(self, engine: Engine) -> None:

@@ -6,7 +6,6 @@ The token of the address is taken from the environment variable `ENVSDK_VIEW_TOK
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 import socket
@@ -18,7 +17,7 @@ from pydantic import Field
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
-from envsdk.base.processes.interrupts import on_stop_signals
+from envsdk.base.net.serving import serve_until_stopped
 from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
@@ -100,28 +99,15 @@ def _serve(library: Library, options: ViewOptions) -> None:
         make_app(library, token=token, hosts=hosts), host=host, port=options.port, grace_s=GRACE_S
     )
 
-    async def serve() -> None:
-        stop = asyncio.Event()
-        on_stop_signals(stop.set)
-        try:
-            await server.start()
-        except OSError as error:
-            # Name resolution has negative numbers.
-            if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:
-                raise ConfigurationError(f"--host: {host!r} is no address of this machine") from error
-            raise
-        try:
-            number = server.url.rpartition(":")[2]
-            url = f"http://{socket.gethostname()}:{number}" if is_everywhere else server.url
-            address = f"{url}/?token={token}"
-            say(f"{library.root}: {address}\nCtrl-C ends it.", flush=True)
-            if options.open_browser:
-                webbrowser.open(address)
-            await stop.wait()
-        finally:
-            await server.close()
+    def on_serving() -> None:
+        number = server.url.rpartition(":")[2]
+        url = f"http://{socket.gethostname()}:{number}" if is_everywhere else server.url
+        address = f"{url}/?token={token}"
+        say(f"{library.root}: {address}\nCtrl-C ends it.", flush=True)
+        if options.open_browser:
+            webbrowser.open(address)
 
-    asyncio.run(serve())
+    asyncio.run(serve_until_stopped(server, f"{host}:{options.port}", on_serving))
 
 
 app, main = command_of(ViewOptions, view, name="envsdk view")

@@ -354,7 +354,7 @@ class OpenSource:
     def _read_run(self, folder: Path) -> RunFiles:
         metrics, trace = folder / jsonl.FILE_NAME, folder / timeline.FILE_NAME
         has_trace = trace.is_file()
-        config, problem = _read_config(folder / CONFIG_FILE)
+        config, problem = read_config(folder / CONFIG_FILE)
         rows = tracking.read_run_metrics(folder)
         events = timeline.read_timeline(trace) if has_trace else []
         missing = {
@@ -418,7 +418,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], str]:
+def read_config(path: Path) -> tuple[dict[str, Any], str]:
     """The settings of a run, and a sentence when there are none."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

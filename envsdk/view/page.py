@@ -31,6 +31,8 @@ SCRIPTS = (
     "main.js",
 )
 """In the order in which they are run; each adds to the one global name `View`."""
+COMPARISON_SCRIPTS = ("dom.js", "charts.js", "compare.js")
+"""Those of the page of `envsdk compare`."""
 ASSETS = frozenset(STYLES + SCRIPTS)
 
 
@@ -42,13 +44,15 @@ def served_page() -> str:
     return _page("envsdk view", links + scripts, main, "")
 
 
-def exported_page(data: Any, *, name: str = "envsdk view", summary: str = "") -> str:
+def exported_page(
+    data: Any, *, name: str = "envsdk view", summary: str = "", scripts: Sequence[str] = SCRIPTS
+) -> str:
     """The page as one file that holds `data` (JSON-ready) and may neither load nor run anything else.
 
     `summary` is markup that shows until the scripts draw the page, or permanently where scripts are disabled.
     """
     style = "\n".join(_read(name) for name in STYLES)
-    script = "\n".join(_read(name) for name in SCRIPTS)
+    script = "\n".join(_read(name) for name in scripts)
     content = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     # Inside a script element only `<` can end it, and JSON has it in strings alone.
     content = content.replace("<", "\\u003c").encode("utf-8", "replace").decode()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from envsdk.contracts.prompts import PREFIX
 from envsdk.contracts.trajectory import TokenArrays, Trajectory, Turn
 from envsdk.engines.tool_calls.reading import ATTEMPT, attempt_of
 from envsdk.view.columns import finite
@@ -170,6 +171,7 @@ def _turn_view(
         "reply": _cut(turn.reply),
         "reward": finite(turn.reward),
         "finish_reason": turn.finish_reason,
+        "is_replayed": turn.role == PREFIX,
         "metrics": {name: finite(value) for name, value in turn.metrics.items() if ATTEMPT not in name},
         "calls": attempt_of(turn),
     }

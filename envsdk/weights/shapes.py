@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from envsdk.base.store.language_model import language_model_names
 from envsdk.contracts.failures import EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -56,8 +57,9 @@ def checked(
 
 
 def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in a Hugging Face folder's safetensors files; empty when it holds none.
+    """Names and shapes of the weights in a Hugging Face folder's safetensors files; empty when it holds none.
 
+    Those of the language model: what is beside it, such as towers for images, is not trained.
     Reads the files' headers alone. EngineError for a file that cannot be read.
     """
     from safetensors import SafetensorError, safe_open
@@ -69,4 +71,5 @@ def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise EngineError(f"{file} cannot be read: {error}") from error
-    return shapes
+    kept = language_model_names(folder, shapes)
+    return {name: shape for name, shape in shapes.items() if name in kept}

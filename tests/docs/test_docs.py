@@ -145,7 +145,7 @@ def command_lines(block: Block) -> list[tuple[str, list[str]]]:
     for line in block.code.replace("\\\n", " ").splitlines():
         match = _COMMAND_LINE.match(line)
         if match:
-            others = {"explain": "cli", "eval": "evaluate"}
+            others = {"explain": "cli", "eval": "evaluate", "compare": "view.compare"}
             module = match[1] or f"envsdk.{others.get(match[2], match[2].replace('-', '_'))}"
             arguments = shlex.split(match[3] or "", comments=True)
             before_pipe = arguments[: arguments.index("|")] if "|" in arguments else arguments

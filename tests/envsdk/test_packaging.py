@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 def build(project: Path, target: str, folder: Path) -> Path:
     """Build with the backend itself: no network and no environment of its own."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}  # the project stays as it was unpacked
+    subprocess.run(command, cwd=project, env=environment, check=True, capture_output=True)
     (built,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
     return built
 

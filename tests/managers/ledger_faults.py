@@ -228,6 +228,12 @@ class RetiresNoSlot(FaultyLedger):
         return [] if event == "retire_slots" else super().hear(event, *args, now=now, **named)
 
 
+@fault(9, "a batch takes the groups that are complete first")
+class ForgetsTheShares(FaultyLedger):
+    def configured(self, config: LedgerConfig) -> LedgerConfig:
+        return replace(config, keeps_shares=False)
+
+
 @fault(5, "groups are delivered in the order they were started")
 class DeliversInOrder(FaultyLedger):
     def __init__(self, config: LedgerConfig, state: LedgerState | None = None) -> None:

@@ -34,6 +34,7 @@ configs = st.builds(
     group_size_redundancy=st.sampled_from([0, 0, 1, 2]),
     num_groups_redundancy=st.sampled_from([0, 0, 1]),
     max_fruitless_batches=st.sampled_from([1, 3]),
+    keeps_shares=st.booleans(),
 )
 
 

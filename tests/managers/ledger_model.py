@@ -83,6 +83,8 @@ class CheckedLedger:
         self.known_groups: set[int] = set()
         self.ended_groups: set[int] = set()
         """Delivered, dropped according to a saved state, or dropped after the state of a restart."""
+        self.num_delivered: Counter[str] = Counter()
+        """Groups by tag."""
         self.num_wasted = 0
         self.stalls: list[str] = []
         self.is_broken = False
@@ -181,7 +183,9 @@ class CheckedLedger:
             for r in self._open(Phase.VALID)
             if r.oldest_version is None or r.oldest_version >= horizon
         )
-        num_complete = sum(count >= config.group_size for count in complete.values())
+        whole = [group_id for group_id, count in complete.items() if count >= config.group_size]
+        num_complete, due, tag_of = len(whole), self.due(num_trajectories), self.open_tags()
+        lacking = due - Counter(tag_of[group_id] for group_id in whole)
         batch, commands = self.ledger.take(num_trajectories, self.now)
         self.promise(
             7, self.twin.take(num_trajectories, self.now) == (batch, commands), "twins differ at take"
@@ -189,14 +193,30 @@ class CheckedLedger:
         if batch is None:
             self.promise(
                 5,
-                num_complete * config.group_size < num_trajectories,
+                num_complete * config.group_size < num_trajectories
+                or (config.keeps_shares and bool(lacking)),
                 f"{num_complete} complete groups wait and a batch of {num_trajectories} is not delivered",
             )
         else:
+            found = Counter(group.task.tag for group in batch.groups)
+            if config.keeps_shares and due <= Counter(tag_of.values()):
+                self.promise(9, found == due, f"a batch has {found} and not {due}")
+            self.num_delivered += found
             self._check_batch(batch, num_trajectories, horizon)
             self._check_groups(batch)
         self._follow(commands)
         return batch
+
+    def due(self, num_trajectories: int) -> Counter[str]:
+        """Groups of each tag that come next, one by one from the tag that is furthest behind."""
+        weights, delivered = self.config.tag_weights, Counter(self.num_delivered)
+        for _ in range(num_trajectories // self.config.group_size):
+            delivered[min(weights, key=lambda tag: Fraction(delivered[tag], weights[tag]))] += 1
+        return delivered - self.num_delivered
+
+    def open_tags(self) -> dict[int, str]:
+        """The tags of the groups that are open."""
+        return {group.group_id: group.tag for group in self.ledger.state().unfinished}
 
     def restart(self) -> None:
         """A checkpoint and a new process: everything open is gone, nothing delivered comes back."""
@@ -396,7 +416,7 @@ class CheckedLedger:
         largest = max(Counter(r.lease.group_id for r in open_records).values(), default=0)
         self.promise(2, largest <= members, "a group has more open leases than members")
 
-        shares = state.cursors
+        shares = dict.fromkeys(config.tag_weights, 0) if config.keeps_shares else state.cursors
         for tag, weight in config.tag_weights.items():
             for other, other_weight in config.tag_weights.items():
                 is_fair = (shares[tag] - 1) * other_weight <= shares[other] * weight

@@ -17,10 +17,7 @@ import pytest
 
 import envsdk
 from envsdk.envs.swe.tasks.runtime import runtime_python
-from envsdk.rewards.sandbox import Image, SandboxesFull
-from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from tests.envsdk.rewards.sandbox.fake_hosts import SLOW
-from tests.envsdk.rewards.sandbox.sandbox_servers import THEIRS, access, sandbox_server
 
 pytest.importorskip("e2b")
 pytestmark = pytest.mark.system
@@ -114,14 +111,3 @@ async def test_no_episode_is_lost_or_scored_where_one_server_dies_one_hangs_and_
         name for name in ("dies", "hangs", "slow", "well") if f"host {name} is left out" in caplog.text
     }
     assert left_out == {"dies", "hangs"}
-
-
-async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_fails(tmp_path: Path) -> None:
-    async with sandbox_server(tmp_path) as server:
-        backend = E2BBackend(access(server, THEIRS))
-        sandbox = await backend.start(Image())
-        with pytest.raises(SandboxesFull, match="1 sandboxes at once"):
-            await backend.start(Image())
-        await sandbox.close()
-        await (await backend.start(Image())).close()
-        await backend.aclose()

@@ -39,7 +39,7 @@ def play(strategy_name: str, config: TrainerConfig, calls: list[Call]) -> Played
             result = getattr(trainer, name)(*args)
         except EnvsdkError as error:
             result = f"{type(error).__name__}: {error}"
-        if name == "weights":
+        if name in ("weights", "adapter"):
             result = dict(result)
         elif name == "device_weights":
             result = {key: tensor.cpu().numpy().copy() for key, tensor in result}

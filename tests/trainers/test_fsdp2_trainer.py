@@ -174,6 +174,20 @@ def test_a_warming_critic_learns_as_in_the_torch_trainer_and_the_policy_stays(
     assert_close(play("torch", config, calls), found, tolerance=1e-4)
 
 
+def test_the_average_is_that_of_the_torch_trainer_and_in_its_checkpoints(
+    make_config, make_batches, tmp_path
+) -> None:
+    config = make_config(training_args={"ema_decay": 0.5, "adam_epsilon": 1e-5})
+    first, second = make_batches(2)
+    shown: list[Call] = [("use_average", True), ("weights",), ("use_average", False), ("weights",)]
+    calls: list[Call] = [("train_step", first), ("save", tmp_path), ("train_step", second), *shown]
+    found = play_on_fsdp2(2, config, calls)
+    continued = play("torch", config, [("load", tmp_path), ("train_step", second), *shown])
+    assert_close(continued[1:], found[2:], tolerance=1e-6)
+    average, weights = found[-3], found[-1]
+    assert max(np.abs(average[name] - weights[name]).max() for name in weights) > 1e-5
+
+
 def test_every_rank_gathers_the_same_weights_on_its_device(make_config) -> None:
     in_main_memory, on_device = play_on_fsdp2(2, make_config(), [("weights",), ("device_weights",)])
     assert_close(on_device, in_main_memory, tolerance=0.0)

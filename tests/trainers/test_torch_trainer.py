@@ -491,6 +491,62 @@ def test_a_trainer_saved_before_its_first_step_resumes(make_config, make_sequenc
     assert without_times(original.train_step(batch)) == without_times(resumed.train_step(batch))
 
 
+def test_the_average_follows_the_weights_of_every_step_and_training_does_not_see_it(
+    make_config, make_sequences
+) -> None:
+    averaging = TorchTrainer.create(make_config(training_args={"ema_decay": 0.3}))
+    plain = TorchTrainer.create(make_config())
+    average = snapshot(plain)
+    for step in range(5):
+        batch = TrainBatch(step=step, sequences=make_sequences(3, seed=step))
+        assert without_times(averaging.train_step(batch)) == without_times(plain.train_step(batch))
+        decay = min(0.3, (step + 1) / (step + 10))
+        average = {name: decay * average[name] + (1 - decay) * now for name, now in snapshot(plain).items()}
+        averaging.use_average(True)
+        averaging.use_average(True)  # what is shown already stays
+        for name, found in averaging.weights():
+            np.testing.assert_allclose(found, average[name], atol=1e-6, err_msg=name)
+        averaging.use_average(False)
+        assert_same_weights(averaging, plain)
+    plain.use_average(True)
+    assert_same_weights(averaging, plain)
+
+
+def test_a_checkpoint_holds_weights_and_average_whichever_is_shown(
+    make_config, make_sequences, tmp_path
+) -> None:
+    config = make_config(training_args={"ema_decay": 0.6})
+    original, batches = TorchTrainer.create(config), [make_sequences(3, seed=step) for step in range(4)]
+    for step in (0, 1):
+        original.train_step(TrainBatch(step=step, sequences=batches[step]))
+    for name, is_shown in (("weights", False), ("average", True)):
+        (tmp_path / name).mkdir()
+        original.use_average(is_shown)
+        original.save(tmp_path / name)
+    expected = [original.train_step(TrainBatch(step=step, sequences=batches[step])) for step in (2, 3)]
+    original.use_average(True)
+    for name in ("weights", "average"):
+        resumed = TorchTrainer.create(config)
+        resumed.use_average(True)
+        resumed.load(tmp_path / name)
+        found = [resumed.train_step(TrainBatch(step=step, sequences=batches[step])) for step in (2, 3)]
+        assert list(map(without_times, found)) == list(map(without_times, expected))
+        resumed.use_average(True)
+        assert_same_weights(original, resumed)
+
+
+def test_an_average_begins_with_the_weights_of_a_checkpoint_that_has_none(
+    make_config, make_sequences, tmp_path
+) -> None:
+    plain = TorchTrainer.create(make_config())
+    plain.train_step(TrainBatch(step=0, sequences=make_sequences(3)))
+    plain.save(tmp_path)
+    averaging = TorchTrainer.create(make_config(training_args={"ema_decay": 0.9}))
+    averaging.load(tmp_path)
+    averaging.use_average(True)
+    assert_same_weights(averaging, plain)
+
+
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "trainer.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_checkpoint_file_is_named(name, damage, make_config, make_sequences, tmp_path) -> None:

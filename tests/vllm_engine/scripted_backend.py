@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from envsdk.contracts.held import Held
 from envsdk.engines.vllm.backend import StatLogger
 from envsdk.engines.vllm.staged_weights import Handle, read_staged
 
@@ -21,6 +22,7 @@ from envsdk.engines.vllm.staged_weights import Handle, read_staged
 class _Reply:
     draw: np.random.Generator
     options: Mapping[str, Any]
+    num_prompt_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[SimpleNamespace] = field(default_factory=list)
@@ -36,7 +38,16 @@ class _Reply:
             logprobs=flat,
             weight_versions=list(self.spans),
             finish_reason=self.finish_reason,
+            routed_experts=self.routed_experts,
         )
+
+    @property
+    def routed_experts(self) -> np.ndarray | None:
+        """Token, layer and choice tell what an expert is; of the last token there are none."""
+        if (start := self.options.get("routed_experts_prompt_start")) is None:
+            return None
+        tokens = np.arange(start, self.num_prompt_tokens + len(self.token_ids) - 1, dtype=np.uint8)
+        return tokens[:, None, None] % 4 + np.zeros((2, 2), np.uint8)
 
 
 class ScriptedBackend:
@@ -55,9 +66,11 @@ class ScriptedBackend:
         self.adapters: list[dict[str, np.ndarray]] = []
         self.salts: list[str | None] = []
         self.forgets: list[bool] = []
+        self.held: list[Held] = []
         self._token_s = token_s
         self._version = "0"
         self._replies: dict[str, _Reply] = {}
+        self._said: dict[tuple[int, ...], list[float]] = {}
         self._flowing = asyncio.Event()
 
     async def start(self) -> None:
@@ -74,7 +87,7 @@ class ScriptedBackend:
     ) -> Any:
         self.salts.append(cache_salt)
         seed = options["seed"] if options["temperature"] else 0
-        reply = self._replies[request_id] = _Reply(np.random.default_rng(seed), options)
+        reply = self._replies[request_id] = _Reply(np.random.default_rng(seed), options, len(prompt_ids))
         self._record(computed=len(prompt_ids))
         while reply.finish_reason is None:
             await asyncio.sleep(self._token_s)
@@ -84,7 +97,23 @@ class ScriptedBackend:
             if reply.finish_reason is None:
                 self._sample(reply)
         del self._replies[request_id]
-        return SimpleNamespace(outputs=[reply.completion])
+        self._said[(*prompt_ids, *reply.token_ids)] = list(reply.logprobs)
+        scores = None
+        if options["prompt_logprobs"] is not None:
+            scores = self._scored(tuple(prompt_ids), options["prompt_logprobs"])
+        return SimpleNamespace(outputs=[reply.completion], prompt_logprobs=scores)
+
+    def _scored(self, prompt_ids: tuple[int, ...], num_top: int) -> SimpleNamespace:
+        """As it said them before, where it did."""
+        told = self._said.get(prompt_ids, [])
+        own = [*[-1.0] * (len(prompt_ids) - 1 - len(told)), *told]
+        width = 1 + num_top
+        return SimpleNamespace(
+            start_indices=[0, *(width * place for place in range(len(own)))],
+            end_indices=[0, *(width * (place + 1) for place in range(len(own)))],
+            logprobs=[value for logprob in own for value in [logprob] * width],
+            token_ids=[id for token in prompt_ids[1:] for id in [token, *range(num_top)]],
+        )
 
     async def _flows_or(self, aborted: asyncio.Event) -> None:
         """vLLM ends what is aborted at once, also while it is paused."""
@@ -138,7 +167,11 @@ class ScriptedBackend:
     async def thaw(self) -> None:
         self._flowing.set()
 
+    async def hold(self, held: Held) -> None:
+        self.held.append(held)
+
     async def load(self, handle: Handle) -> None:
+        assert self.held[-1:] != [Held.NOTHING]
         if self.broken_load:
             raise RuntimeError(self.broken_load)
         self.loaded.append({name: np.array(value) for name, value in read_staged(handle)})

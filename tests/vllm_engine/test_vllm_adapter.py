@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from vllm_models import make_model, save_model
 from envsdk.base.settings.validation import validated
 from envsdk.config import load_config
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import (
     Engine,
@@ -30,6 +32,7 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.refusals import why_impossible
 from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams, TaggedJson
+from envsdk.engines.vllm.backend import AsyncLLMBackend
 from envsdk.engines.vllm.engine import VLLMEngine
 from envsdk.engines.vllm.settings import SET_BY_ENGINE, VLLMSettings, end_token, engine_args
 from envsdk.engines.vllm.staged_weights import StagedWeights, read_staged, stage
@@ -200,6 +203,27 @@ def test_a_pause_survives_an_update(folder: Path) -> None:
         assert [span.version for span in (await running).version_spans] == [0, 1]
 
     run(engine, test)
+
+
+def test_the_experts_that_vllm_tells_come_with_the_reply_from_the_token_asked_for(folder: Path) -> None:
+    async def scenario() -> None:
+        found = await engine.submit(replace(request("one"), experts_from=2))
+        assert found.experts is not None
+        assert found.experts[:, 1, 1].tolist() == [2, 3, 0, 1, 2]  # of 4 + 4 tokens, not the last
+        assert (await engine.submit(request("other"))).experts is None
+
+    engine = engine_on(ScriptedBackend(), folder, enable_return_routed_experts=True)
+    run(engine, scenario)
+
+
+def test_a_vllm_that_was_not_told_to_tell_experts_is_not_asked_for_them(folder: Path) -> None:
+    async def scenario() -> None:
+        found = await engine.submit(replace(request("one"), experts_from=0))
+        assert found.finish_reason is FinishReason.ERROR
+        assert found.error.startswith("routed_experts: ")
+
+    engine = engine_on(ScriptedBackend(), folder)
+    run(engine, scenario)
 
 
 def test_when_vllm_dies_every_request_and_the_health_say_so(folder: Path) -> None:
@@ -519,3 +543,36 @@ def test_weights_that_diverged_make_the_reply_an_error() -> None:
 def test_tokens_without_a_version_are_an_error_and_not_a_guess() -> None:
     with pytest.raises(ValueError, match="cover 0 of 3 tokens"):
         read_output("r", completion(weight_versions=None))
+
+
+async def test_vllm_sleeps_deeply_and_wakes_for_weights_before_the_cache() -> None:
+    asked: list[tuple[str, Any]] = []
+
+    class Llm:
+        async def sleep(self, level: int, mode: str) -> None:
+            asked.append(("sleep", (level, mode)))
+
+        async def wake_up(self, tags: list[str]) -> None:
+            asked.append(("wake_up", tags))
+
+    config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 8))
+    backend = AsyncLLMBackend(config, {}, "cpu")
+    backend._llm = Llm()
+    for held in (Held.ALL, Held.NOTHING, Held.NOTHING, Held.WEIGHTS, Held.WEIGHTS, Held.ALL, Held.WEIGHTS):
+        await backend.hold(held)
+    assert asked == [("sleep", (2, "keep")), ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])]
+    await backend.hold(Held.NOTHING)
+    assert asked[3:] == [("sleep", (2, "keep"))]
+
+
+async def test_an_engine_without_new_weights_takes_no_cache(folder: Path) -> None:
+    config = EngineConfig(model=folder, sequence_length=64, takes_turns=True)
+    assert "enable_sleep_mode" not in engine_args(config, VLLMSettings(), on_cpu=True)
+    assert engine_args(config, VLLMSettings(), on_cpu=False)["enable_sleep_mode"]
+    engine = VLLMEngine.on(ScriptedBackend(), config=config, settings=VLLMSettings())
+    await engine.start()
+    await engine.pause(PauseMode.KEEP)
+    await engine.hold(Held.NOTHING)
+    with pytest.raises(EngineError, match="no new ones were loaded"):
+        await engine.hold(Held.ALL)
+    await engine.close()

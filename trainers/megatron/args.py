@@ -23,6 +23,8 @@ class MegatronStrategyConfig(StrictSettings):
 
     needs: ClassVar[tuple[str, ...]] = ("megatron",)
     """Modules of optional packages that a run with this trainer needs."""
+    takes_support: ClassVar[bool] = True
+    """As `TransformersArgs.takes_support`."""
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that shard each matrix. It divides the model's attention heads, its key-value heads and the

@@ -136,6 +136,12 @@ class ParallelOptimizer:
             for chunk in self._chunks:
                 chunk.start_param_sync(force_sync=True)
 
+    def tensors(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Parameters; what a step needs besides; and gradients, which are zero between two steps."""
+        parameters = [parameter for chunk in self._chunks for parameter in chunk.parameters()]
+        rest = [tensor for part in self._parts.values() for tensor in (part.main, *part.state.values())]
+        return parameters, rest, [each.main_grad for each in parameters if hasattr(each, "main_grad")]
+
     def num_steps_of(self, parameter: nn.Parameter) -> int:
         """Steps that moved a parameter; 0 where this rank steps nothing of it."""
         part = self._parts.get(parameter)

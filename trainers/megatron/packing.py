@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.trainers.packing import Row, divide
 
 
@@ -52,6 +53,8 @@ class PackedBatch:
     targets_S: NDArray[np.int64]
     places_S: NDArray[np.int64]
     """Which of the N scored tokens, row by row, they are."""
+    support_S: Support | None
+    """Tokens that could be drawn in the places of `targets_S`."""
     num_scored: int
     """N"""
     num_real_tokens: int
@@ -125,6 +128,7 @@ def _packed(
     scored: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     places: list[NDArray[np.int64]] = []
+    supports: list[Support | None] = []
     num_held = num_scored = 0
     for index, length in zip(members, lengths, strict=True):
         row = rows[index]
@@ -140,6 +144,7 @@ def _packed(
         scored.append(num_held + predicting[is_held])
         targets.append(row.targets[is_held])
         places.append(num_scored + np.flatnonzero(is_held))
+        supports.append(row.support and row.support.take(np.flatnonzero(is_held)))
         num_held += len(held)
         num_scored += len(row.scored)
     if filler:
@@ -154,6 +159,7 @@ def _packed(
         scored_S=_joined(scored),
         targets_S=_joined(targets),
         places_S=_joined(places),
+        support_S=Support.joined(supports, list(map(len, targets))),
         num_scored=num_scored,
         num_real_tokens=sum(len(rows[index].input_ids) for index in members),
     )

@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from envsdk.algorithms.logits import held_to
+from envsdk.contracts.support import Support
+
 Group = Any
 """A process group of `torch.distributed`."""
 
@@ -24,6 +27,7 @@ def vocab_parallel_logprobs_and_entropy(
     group: Group,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`token_logprobs_and_entropy` of a vocabulary of which each rank of `group` holds the next V columns.
 
@@ -32,7 +36,7 @@ def vocab_parallel_logprobs_and_entropy(
     """
     first = group.rank() * logits_SV.shape[-1]
     logprobs_S, entropy_S = _VocabParallel.apply(  # type: ignore[no-untyped-call]
-        logits_SV, ids_S - first, vocab_size - first, temperature, group
+        logits_SV, ids_S - first, vocab_size - first, temperature, group, support
     )
     return logprobs_S, entropy_S if entropy_gradient else entropy_S.detach()
 
@@ -46,10 +50,16 @@ class _VocabParallel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_SV: Tensor, local_S: Tensor, num_real: int, temperature: float, group: Group
+        ctx: Any,
+        logits_SV: Tensor,
+        local_S: Tensor,
+        num_real: int,
+        temperature: float,
+        group: Group,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
-        scaled_SV = logits_SV.float() / temperature
-        width = scaled_SV.shape[-1]
+        width = logits_SV.shape[-1]
+        scaled_SV = held_to(logits_SV.float() / temperature, support, first=group.rank() * width)
         if num_real < width:
             # Finite, so that 0 times it is 0.
             scaled_SV[:, max(0, num_real) :] = torch.finfo(torch.float32).min
@@ -71,7 +81,7 @@ class _VocabParallel(torch.autograd.Function):
         return target_S - normalizer_S, normalizer_S - mean_S
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         scaled_SV, probability_SV, mean_S, column_S, is_mine_S = ctx.saved_tensors
         of_logprobs_S, of_entropy_S = gradients
         gradient_SV = torch.zeros_like(probability_SV)
@@ -81,7 +91,7 @@ class _VocabParallel(torch.autograd.Function):
             gradient_SV.scatter_add_(-1, column_S.unsqueeze(-1), own_S)
         if of_entropy_S is not None:
             gradient_SV += of_entropy_S.unsqueeze(-1) * probability_SV * (mean_S.unsqueeze(-1) - scaled_SV)
-        return (gradient_SV / ctx.temperature).to(ctx.dtype), None, None, None, None
+        return (gradient_SV / ctx.temperature).to(ctx.dtype), None, None, None, None, None
 
 
 def over_context(parts_KS: Tensor, places_S: Tensor, num_scored: int, group: Group) -> Tensor:

@@ -10,6 +10,7 @@ context-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
 from envsdk.trainers.megatron import checkpoint, hf_weights
@@ -43,6 +45,7 @@ from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_ro
 from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.offload import DeviceMemory, MovedStorages
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -98,10 +101,18 @@ class MegatronTrainer(PolicyTrainer):
             and parallel_state.get_context_parallel_rank() == 0
         )
         """True on the one rank, among those with the same loss, that reports it."""
+        self._away = [MovedStorages(DeviceMemory(device())) for _ in (Held.WEIGHTS, Held.ALL)]
+        """Of weights, and of what a step needs besides."""
+        self._held = Held.ALL
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
         algorithm, training, strategy = validated_settings(config, MegatronStrategyConfig)
+        if algorithm.train_infer_correction.routing_replay:
+            raise ConfigurationError(
+                "train_infer_correction.routing_replay: strategy megatron_train does not replay experts; "
+                "take fsdp2_train or torch, or leave it out"
+            )
         cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)
@@ -145,24 +156,52 @@ class MegatronTrainer(PolicyTrainer):
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Collective, as `weights`."""
-        self._optimizer.finish_param_gather()
-        for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
-            yield name, tensor.float()
+        with self._holding(Held.WEIGHTS):
+            self._optimizer.finish_param_gather()
+            for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
+                yield name, tensor.float()
+
+    def hold(self, held: Held) -> None:
+        """Ranks exchange weights on their devices: to send or save them, they come back."""
+        if self._held:
+            self._optimizer.finish_param_gather()
+        weights, rest, gradients = self._optimizer.tensors()
+        if held is not Held.ALL:
+            self._away[1].leave(rest, zeros=gradients, but=weights)
+        if held is Held.NOTHING:
+            self._away[0].leave(weights)
+        for away in self._away[:held]:
+            away.come_back()
+        self._held = held
+
+    @contextmanager
+    def _holding(self, held: Held) -> Iterator[None]:
+        """So much is held inside, at least."""
+        before = self._held
+        if before < held:
+            self.hold(held)
+        try:
+            yield
+        finally:
+            if before < held:
+                self.hold(before)
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""
-        checkpoint.save(
-            folder,
-            self._chunks,
-            self._optimizer,
-            vocab_size=self.vocab_size,
-            hidden_size=self._hf_config.hidden_size,
-            with_value_head=self.config.with_value_head,
-        )
+        with self._holding(Held.ALL):
+            checkpoint.save(
+                folder,
+                self._chunks,
+                self._optimizer,
+                vocab_size=self.vocab_size,
+                hidden_size=self._hf_config.hidden_size,
+                with_value_head=self.config.with_value_head,
+            )
 
     def load(self, folder: Path) -> None:
         """StorageError names a missing or damaged file, or one that belongs to another model."""
-        checkpoint.load(folder, self._chunks, self._optimizer)
+        with self._holding(Held.ALL):
+            checkpoint.load(folder, self._chunks, self._optimizer)
 
     def save_pretrained(self, folder: Path) -> None:
         """The value head is not part of it. StorageError names what could not be written."""
@@ -291,6 +330,7 @@ class MegatronTrainer(PolicyTrainer):
             group=parallel_state.get_tensor_model_parallel_group(),
             temperature=self.algorithm.logprob_temperature,
             entropy_gradient=self.objective.entropy_gradient,
+            support=micro.support_S,
         )
         values_S = self._head.take_values()
         parts_KS = torch.stack([logprobs_S, entropy_S] + ([] if values_S is None else [values_S]))

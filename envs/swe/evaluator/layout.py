@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from envsdk.base.store.atomic import made_once
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.canaries import Canary
 from envsdk.envs.swe.evaluator.stripping import gold_paths, is_protected
 from envsdk.envs.swe.tasks.patches import parse
-from envsdk.envs.swe.tasks.runtime import install, swe_cache
+from envsdk.envs.swe.tasks.runtime import swe_cache
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, apply_patch, building, hidden_folder
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, apply_patch, hidden_folder
 
 
 def tests_folder(task: Task, base: Path) -> Path:
@@ -30,8 +31,8 @@ def tests_folder(task: Task, base: Path) -> Path:
     if target.is_dir():
         return target
     hidden = hidden_folder(base)
-    with building(target) as folder:
-        whole, kept = folder / "whole", folder / "kept"
+    with made_once(target) as kept:
+        whole = kept.with_name("whole")
         # Links cost no room, and git replaces a file that it changes.
         shutil.copytree(base, whole, symlinks=True, ignore=shutil.ignore_patterns(".git"), copy_function=link)
         if hidden.is_dir():
@@ -41,14 +42,12 @@ def tests_folder(task: Task, base: Path) -> Path:
                 apply_patch(whole, task.test_patch)
         except PatchDoesNotApply as error:
             raise ConfigurationError(f"{task.instance_id}: test_patch: {error}") from None
-        kept.mkdir()
         for path in laid_paths(task, whole):
             (kept / path).parent.mkdir(parents=True, exist_ok=True)
             if (whole / path).is_dir():
                 shutil.copytree(whole / path, kept / path, symlinks=True)
             else:
                 shutil.copy2(whole / path, kept / path)
-        install(kept, target)
     return target
 
 

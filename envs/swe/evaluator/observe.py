@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from envsdk.envs.swe.evaluator.layout import laid_paths, tests_folder
+from envsdk.envs.swe.evaluator.layout import tests_folder
 from envsdk.envs.swe.evaluator.report import Report
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.run import TestRun, run_tests
+from envsdk.envs.swe.evaluator.trial import with_tests
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.task import Outcome, Task
-from envsdk.rewards.sandbox.contract import ExecEnd, Limits, SandboxBackend, SandboxError
-from envsdk.rewards.sandbox.scratch import scratch_folder
-from envsdk.rewards.sandbox.threads import in_thread
+from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend, SandboxError
 
 
 async def observe(
@@ -37,23 +36,17 @@ async def observe(
     image = await prepare_image(task, backend, packages=packages)
     assert image.tree is not None
     tests = await asyncio.to_thread(tests_folder, task, image.tree)
-    paths = await asyncio.to_thread(laid_paths, task, tests)
-    async with scratch_folder() as scratch:
-        laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
-        sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
-        try:
-            for path, text in (files or {}).items():
-                await sandbox.write(path, text.encode())
-            run = await run_tests(
-                sandbox,
-                laid,
-                task.tests,
-                timeout_s=task.limits.timeout_s,
-                hash_seed=hash_seed,
-                coverage_of=coverage_of,
-            )
-        finally:
-            await sandbox.close()
+    async with with_tests(task, image, tests, backend) as (sandbox, laid):
+        for path, text in (files or {}).items():
+            await sandbox.write(path, text.encode())
+        run = await run_tests(
+            sandbox,
+            laid,
+            task.tests,
+            timeout_s=task.limits.timeout_s,
+            hash_seed=hash_seed,
+            coverage_of=coverage_of,
+        )
     if run.result.reason is ExecEnd.INFRASTRUCTURE:
         raise SandboxError(f"{task.instance_id}: {run.result.output}")
     return run

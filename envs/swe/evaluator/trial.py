@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from envsdk.envs.swe.evaluator.layout import laid_paths
-from envsdk.envs.swe.evaluator.run import TestRun, lay, run_tests
+from envsdk.envs.swe.evaluator.run import Laid, TestRun, lay, run_tests
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox.contract import ExecEnd, ExecResult, Image, Limits, Sandbox, SandboxBackend
@@ -52,13 +54,22 @@ async def try_patch(
         Ended: Applying it took too much.
         SandboxError: The sandbox failed.
     """
-    paths = await asyncio.to_thread(laid_paths, task, tests, patch.own)
+    async with with_tests(task, image, tests, backend, patch.own) as (sandbox, laid):
+        await _apply(sandbox, patch)
+        return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s, hash_seed=hash_seed)
+
+
+@asynccontextmanager
+async def with_tests(
+    task: Task, image: Image, tests: Path, backend: SandboxBackend, own: frozenset[str] = frozenset()
+) -> AsyncIterator[tuple[Sandbox, Laid]]:
+    """A sandbox of the base tree with the folder `tests` laid over it; `own` are a patch's tests."""
+    paths = await asyncio.to_thread(laid_paths, task, tests, own)
     async with scratch_folder() as scratch:
         laid = await in_thread(lay, image, tests, paths, task.tests, scratch)
         sandbox = await backend.start(laid.image, limits=Limits(memory_mb=task.limits.memory_mb))
         try:
-            await _apply(sandbox, patch)
-            return await run_tests(sandbox, laid, task.tests, timeout_s=timeout_s, hash_seed=hash_seed)
+            yield sandbox, laid
         finally:
             await sandbox.close()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import sys
@@ -20,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.base.store.atomic import made_once, make_folder, write_atomically
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import validate
 from envsdk.envs.swe.evaluator.layout import link, tests_folder
@@ -34,7 +33,6 @@ from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.loaders import read_task
 from envsdk.envs.swe.tasks.records import Record
-from envsdk.envs.swe.tasks.runtime import install
 from envsdk.envs.swe.tasks.task import Outcome, Task
 from envsdk.rewards.sandbox.contract import ExecEnd, SandboxBackend, SandboxError
 
@@ -164,18 +162,15 @@ class _Maker:
             return
         if not target.is_dir():
             own = self._clone.top_modules(self._python_path)
-            make_folder(target.parent)
-            made = target.with_name(f".{target.name}.{os.getpid()}")
-            made.mkdir()
-            for path in sorted(_packages_of(self._options.site).iterdir()):
-                if _NOT_IN_SITE.fullmatch(path.name) or path.name.removesuffix(".py") in own:
-                    continue
-                if path.is_dir():
-                    ignore = shutil.ignore_patterns("__pycache__")
-                    shutil.copytree(path, made / path.name, copy_function=link, ignore=ignore)
-                else:
-                    link(str(path), str(made / path.name))
-            install(made, target)
+            with made_once(target) as made:
+                for path in sorted(_packages_of(self._options.site).iterdir()):
+                    if _NOT_IN_SITE.fullmatch(path.name) or path.name.removesuffix(".py") in own:
+                        continue
+                    if path.is_dir():
+                        ignore = shutil.ignore_patterns("__pycache__")
+                        shutil.copytree(path, made / path.name, copy_function=link, ignore=ignore)
+                    else:
+                        link(str(path), str(made / path.name))
         self._site = target.relative_to(self._out).as_posix()
 
     async def decide(self, candidate: Candidate) -> Decision:

@@ -107,6 +107,12 @@ class Source:
         start, end = self.span(left)[1], self.span(right)[0]
         return start, end, self.data[start:end].decode()
 
+    def swapped(self, first: ast.AST, second: ast.AST) -> tuple[int, int, str]:
+        """Where both stand, and the text with the second first."""
+        middle = self.between(first, second)[2]
+        text = self.segment(second) + middle + self.segment(first)
+        return self.span(first)[0], self.span(second)[1], text
+
 
 def apply(source: Source, mutation: Mutation) -> str:
     """The changed text. NotDifferent where it has the same syntax tree, or none."""
@@ -227,18 +233,12 @@ def _of_if(source: Source, node: ast.If) -> Iterator[Change]:
     if not node.orelse:
         yield "missing_branch", *source.span(node), "pass"
     elif len(node.body) == len(node.orelse) == 1 and not isinstance(node.orelse[0], ast.If):
-        first, second = node.body[0], node.orelse[0]
-        _, _, middle = source.between(first, second)
-        start, end = source.span(first)[0], source.span(second)[1]
-        yield "swapped_branches", start, end, source.segment(second) + middle + source.segment(first)
+        yield "swapped_branches", *source.swapped(node.body[0], node.orelse[0])
 
 
 def _of_call(source: Source, node: ast.Call) -> Iterator[Change]:
     if len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2]):
-        first, second = node.args[:2]
-        _, _, middle = source.between(first, second)
-        start, end = source.span(first)[0], source.span(second)[1]
-        yield "arguments", start, end, source.segment(second) + middle + source.segment(first)
+        yield "arguments", *source.swapped(*node.args[:2])
     match node.func:
         case ast.Name(id=name) if name in _NAMES:
             yield "function", *source.span(node.func), _NAMES[name]
@@ -259,6 +259,4 @@ def _swapped_statements(source: Source, node: ast.AST) -> Iterator[Change]:
         return
     for first, second in pairwise(body):
         if isinstance(first, _SIMPLE) and isinstance(second, _SIMPLE):
-            _, _, middle = source.between(first, second)
-            start, end = source.span(first)[0], source.span(second)[1]
-            yield "statements", start, end, source.segment(second) + middle + source.segment(first)
+            yield "statements", *source.swapped(first, second)

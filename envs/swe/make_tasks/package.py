@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.atomic import made_once
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
-from envsdk.envs.swe.tasks.runtime import install
 
 _COMPILED = {".c", ".cc", ".cpp", ".pyx", ".pxd", ".rs", ".f90", ".so", ".pyd"}
 _LEFT_OUT = ("*.egg-info", "__pycache__", "*.pyc", ".git", ".github", ".gitignore", "PKG-INFO")
@@ -107,13 +105,12 @@ def _pip(*arguments: str) -> None:
 
 
 def _download(requirement: str, tree: Path) -> None:
-    make_folder(tree.parent)
-    with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".download.") as temporary:
-        folder = Path(temporary)
+    with made_once(tree) as made:
+        folder = made.with_name("download")
         name = Requirement(requirement).name
         _pip("download", "--no-deps", "--no-binary", name, "--dest", str(folder), requirement)
         archive = next(path for path in folder.iterdir() if path.is_file())
-        unpacked = folder / "unpacked"
+        unpacked = made.with_name("unpacked")
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as file:
                 file.extractall(unpacked)
@@ -123,9 +120,8 @@ def _download(requirement: str, tree: Path) -> None:
         if not (top / "PKG-INFO").is_file():
             raise ConfigurationError(f"{requirement}: the archive has no PKG-INFO")
         shutil.copy(top / "PKG-INFO", tree.parent / f"{tree.name}.PKG-INFO")
-        made = folder / "made"
-        shutil.copytree(top, made, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
-        install(made, tree)
+        ignore = shutil.ignore_patterns(*_LEFT_OUT)
+        shutil.copytree(top, made, ignore=ignore, symlinks=True, dirs_exist_ok=True)
 
 
 def _site(tree: Path, site: Path, name: str, requires: Sequence[str], needs: Sequence[str]) -> Path:
@@ -137,10 +133,7 @@ def _site(tree: Path, site: Path, name: str, requires: Sequence[str], needs: Seq
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             wanted.append(line)
-    make_folder(site.parent)
-    with tempfile.TemporaryDirectory(dir=site.parent, prefix=".site.") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
+    with made_once(site) as made:
         if wanted:
             _pip("install", "--target", str(made), *wanted)
         metadata = made / f"{name.replace('-', '_')}-{tree.name.rpartition('-')[2]}.dist-info"
@@ -148,7 +141,6 @@ def _site(tree: Path, site: Path, name: str, requires: Sequence[str], needs: Seq
             raise ConfigurationError(f"{tree.name}: its tests need another copy of it: {', '.join(wanted)}")
         metadata.mkdir()
         shutil.copy(tree.parent / f"{tree.name}.PKG-INFO", metadata / "METADATA")
-        install(made, site)
     return site
 
 

@@ -9,13 +9,13 @@ from envsdk.contracts.failures import ConfigurationError
 
 
 def unpack_tar(archive: Path | bytes, folder: Path) -> None:
-    """Unpack a tar archive, packed further or not, into the new folder `folder`, and nothing outside of it.
+    """Unpack a tar archive, packed further or not, into `folder`, and nothing outside of it.
 
     GNU tar does that in every version; Python's `tarfile` does from 3.11.4 on, and Debian 12 has 3.11.2.
 
     Raises ConfigurationError: it is no archive, or has names that lead elsewhere.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     named = "-" if isinstance(archive, bytes) else str(archive.resolve())
     command = ["tar", "--extract", "--no-same-owner", f"--file={named}", f"--directory={folder}"]
     given = archive if isinstance(archive, bytes) else b""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import tempfile
 from pathlib import Path, PurePosixPath
 
-from envsdk.base.store.atomic import make_folder, write_json_atomically
+from envsdk.base.store.atomic import made_once, make_folder, write_json_atomically
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
 from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
@@ -124,9 +123,7 @@ async def _fetch(task: Task, source: ImageSource, backend: SandboxBackend) -> by
 
 
 def _unpack(task: Task, data: bytes, target: Path) -> None:
-    make_folder(swe_cache() / "trees")
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetched.") as temporary:
-        folder = Path(temporary) / "tree"
+    with made_once(target) as folder:
         unpack_tar(data, folder)
         try:
             finish_base(folder, target, task.setup_patch, task.hidden_tests)

@@ -11,8 +11,7 @@ from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.syntax import literal
-
-_BATCH_ROWS = 256
+from envsdk.rewards.prompt_data.files import parquet_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Record:
         """The field as a list of texts, given as a list, or as one in JSON or as Python writes it."""
         value = self.values.get(name)
         if isinstance(value, str):
-            value = self._list(name, value) if value.strip() else []
+            value = self._parsed(name, value, or_python=True) if value.strip() else []
         if value is None:
             raise self.error(name, "is missing")
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -66,18 +65,13 @@ class Record:
     def error(self, name: str, problem: str) -> ConfigurationError:
         return ConfigurationError(f"{self.origin}: field {name!r}: {problem}")
 
-    def _list(self, name: str, text: str) -> Any:
+    def _parsed(self, name: str, text: str, *, or_python: bool = False) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
             with contextlib.suppress(ValueError, SyntaxError):
-                return literal(text)
-            raise self.error(name, f"is no JSON: {error}") from None
-
-    def _parsed(self, name: str, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as error:
+                if or_python:
+                    return literal(text)
             raise self.error(name, f"is no JSON: {error}") from None
 
 
@@ -90,7 +84,7 @@ def read_records(path: Path) -> Iterator[Record]:
         raise ConfigurationError(f"{path}: there is no such file")
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        rows = _parquet(path)
+        rows = parquet_rows(path)
     elif suffix in (".jsonl", ".json", ".ndjson"):
         rows = _json_lines(path)
     else:
@@ -122,15 +116,3 @@ def _json_lines(path: Path) -> Iterator[Any]:
         except json.JSONDecodeError as error:
             where = "" if first == "[" else f":record {number}"
             raise ConfigurationError(f"{path}{where}: is no JSON: {error}") from None
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(_BATCH_ROWS):
-                yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigurationError(f"{path}: cannot be read as Parquet: {error}") from None

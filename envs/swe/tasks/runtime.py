@@ -9,12 +9,10 @@ from __future__ import annotations
 import compileall
 import hashlib
 import json
-import os
 import py_compile
 import re
 import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -23,7 +21,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.atomic import made_once, make_folder
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap.system import shown_folders
@@ -52,22 +50,9 @@ def runtime_python(packages: tuple[str, ...] = ("pytest",)) -> Path:
     folder = swe_cache() / f"runtime-{digest}"
     with _making:
         if not (folder / "pyvenv.cfg").is_file():
-            make_folder(folder.parent)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".runtime.") as temporary:
-                made = Path(temporary) / "made"
+            with made_once(folder) as made:
                 _make(made, base, distributions)
-                install(made, folder)
     return folder / "bin" / "python"
-
-
-def install(made: Path, target: Path) -> None:
-    """Move the folder `made` to `target`, unless somebody else has put it there meanwhile."""
-    made.chmod(0o755)
-    try:
-        os.rename(made, target)
-    except OSError:
-        if not target.is_dir():
-            raise
 
 
 def _make(folder: Path, base: Path, distributions: Iterable[Distribution]) -> None:

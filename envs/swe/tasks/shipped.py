@@ -2,7 +2,8 @@
 
 repositories/NAME.toml      [[tasks]]: the issue, the edits that plant the bug, the test files that are hidden
                             [files]: the repository as it should be, with all its tests
-repositories/outcomes.json  recorded: the tests of each repository, and which of them each bug fails
+repositories/outcomes.json  the tests of each repository, and which of them each bug fails; recorded by
+                            `python -m tests.envs.swe.recorded_outcomes`
 """
 
 from __future__ import annotations

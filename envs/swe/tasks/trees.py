@@ -10,15 +10,13 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from envsdk.base.store.atomic import make_folder
+from envsdk.base.store.atomic import made_once, move_once
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.swe.tasks.runtime import install, swe_cache
+from envsdk.envs.swe.tasks.runtime import swe_cache
 from envsdk.envs.swe.tasks.task import GitSource, ImageSource, RepoSource, Task, TextSource, TreeSource
 
 _LEFT_OUT = (".git", "__pycache__", "*.pyc", ".pytest_cache", ".hypothesis", "*.egg-info")
@@ -57,7 +55,7 @@ def _base_tree(source: RepoSource, setup_patch: str, hidden: tuple[str, ...], in
         return target
     if isinstance(source, ImageSource):
         raise ConfigurationError(f"{instance_id}: the image {source.image} has not been fetched")
-    with building(target) as folder:
+    with made_once(target) as folder:
         try:
             _check_out(source, folder)
             finish_base(folder, target, setup_patch, hidden)
@@ -70,7 +68,7 @@ def _base_tree(source: RepoSource, setup_patch: str, hidden: tuple[str, ...], in
 
 
 def finish_base(folder: Path, target: Path, setup_patch: str, hidden: tuple[str, ...]) -> None:
-    """Make the base tree of a checked-out `folder` and move it to `target`; hidden tests go next to it."""
+    """Make the base tree of a checked-out `folder`, which becomes `target`; hidden tests go next to that."""
     if setup_patch:
         apply_patch(folder, setup_patch)
     kept = folder.parent / "hidden"
@@ -80,8 +78,7 @@ def finish_base(folder: Path, target: Path, setup_patch: str, hidden: tuple[str,
             (folder / path).rename(kept / path)
     commit(folder)
     if kept.is_dir():
-        install(kept, hidden_folder(target))
-    install(folder, target)
+        move_once(kept, hidden_folder(target))
 
 
 def hidden_folder(base: Path) -> Path:
@@ -160,16 +157,6 @@ def _git(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> No
         text=True,
         env={**_GIT_ENV, **(env or {})},
     )
-
-
-@contextmanager
-def building(target: Path) -> Iterator[Path]:
-    """A new folder next to `target`, deleted afterwards unless it was moved."""
-    make_folder(target.parent)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building.") as temporary:
-        folder = Path(temporary) / "tree"
-        folder.mkdir()
-        yield folder
 
 
 @lru_cache(maxsize=256)

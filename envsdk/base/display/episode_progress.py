@@ -117,15 +117,10 @@ class EpisodeProgress:
 
     def _details(self, now: float) -> str:
         num_here = self._done - self._done_before
-        num_scored = num_here - self._num_failed
         rate = num_here / max(now - self._started, 1e-9)
         parts = [f"{self._num_turns} turns"] if self._num_turns else []
-        score = Score(
-            rate=self._num_successes / num_scored if num_scored else None,
-            num_scored=num_scored,
-            num_failed=self._num_failed,
-        )
+        score = Score.counted(self._num_successes, num_here, self._num_failed)
         if num_here:
             parts.append(f"{rate:.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
-            parts.append(f"solved {score.text(0)}" if num_scored else score.text(0))
+            parts.append(f"solved {score.text(0)}" if score.num_scored else score.text(0))
         return " ".join(parts)

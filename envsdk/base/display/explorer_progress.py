@@ -54,18 +54,12 @@ class ExplorerProgress:
 
 
 def _line(version: int, counts: Mapping[str, float], seconds: float) -> str:
-    num_failed = int(counts["failed"])
-    num_scored = int(counts["episodes"]) - num_failed
-    score = Score(
-        rate=counts["successes"] / num_scored if num_scored else None,
-        num_scored=num_scored,
-        num_failed=num_failed,
-    )
+    score = Score.counted(counts["successes"], int(counts["episodes"]), int(counts["failed"]))
     parts = [
         f"version {version}",
         f"{counts['groups']:.0f} groups",
         f"{counts['episodes'] / seconds:.0f} episodes/s",
-        f"success {score.text(0)}" if num_scored else score.text(0),
+        f"success {score.text(0)}" if score.num_scored else score.text(0),
         f"waited for places {min(1.0, counts['waited_s'] / seconds):.0%}",
     ]
     if counts["refused"]:

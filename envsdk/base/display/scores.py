@@ -28,6 +28,13 @@ class Score:
     by_tag: Mapping[str, Score] = field(default_factory=dict)
     """What a mean over tags is made of."""
 
+    @classmethod
+    def counted(cls, num_successes: float, num_episodes: int, num_failed: int) -> Score:
+        """Of episodes by number; failed ones are among them."""
+        num_scored = num_episodes - num_failed
+        rate = num_successes / num_scored if num_scored else None
+        return cls(rate=rate, num_scored=num_scored, num_failed=num_failed)
+
     def __str__(self) -> str:
         return self.text()
 

@@ -1,6 +1,7 @@
 """Main memory that libraries hold and nobody uses."""
 
 import ctypes
+import gc
 import os
 from contextlib import suppress
 
@@ -13,6 +14,17 @@ def keep_few_kernels(count: int) -> None:
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(count))
+
+
+def give_back(device: str) -> None:
+    """What this process let go of, on the device as PyTorch names it and in main memory, others may take."""
+    gc.collect()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    give_back_freed()
 
 
 def give_back_freed() -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.base.settings.nearest import nearest, suggest
+from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.contracts.failures import ConfigurationError
 
@@ -74,7 +74,7 @@ def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
     name = str(location[-1])
     siblings = known_keys(model, location[:-1])
     elsewhere = [path for path in key_paths(model) if path[-1] == name]
-    if nearest(name, siblings) is None and elsewhere:
+    if elsewhere:
         likely = min(elsewhere, key=lambda path: _num_optional(model, path))
         return f"unknown key here; did you mean `{dotted(likely)}`?"
     whose = f" of {owner}" if owner else ""

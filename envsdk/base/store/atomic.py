@@ -130,6 +130,33 @@ def replaced_folder(path: Path, action: str = "write") -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+@contextmanager
+def made_once(path: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `path` when the block ends well. What lies beside it vanishes.
+
+    Where several processes make the same one, the first stays. An OSError becomes a StorageError.
+    """
+    make_folder(path.parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            yield made
+            move_once(made, path)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+
+
+def move_once(made: Path, path: Path) -> None:
+    """Move the folder `made` to `path`, unless another process has put one there meanwhile."""
+    made.chmod(0o755)
+    try:
+        os.rename(made, path)
+    except OSError:
+        if not path.is_dir():
+            raise
+
+
 def remove_folder(path: Path) -> None:
     """Remove a folder that may be there; never leaves a part of it under its name."""
     removed = path.with_name(f".{path.name}.removed")

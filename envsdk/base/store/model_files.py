@@ -96,6 +96,29 @@ def _tokens_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
     )
 
 
+def other_tokens(folder: Path, other: Path) -> str:
+    """How the tokens of two models differ that are to be the same; empty where they do not."""
+    known, others = _vocabulary(folder), _vocabulary(other)
+    if known == others:
+        return ""
+    differing = [token for token in known.keys() | others.keys() if known.get(token) != others.get(token)]
+    return (
+        f"the tokenizer in {other} is not that of {folder}: {len(differing)} tokens have other ids, such as "
+        f"{min(differing)!r}; take a model with the same tokenizer"
+    )
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    try:
+        read = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the tokenizer in {folder}: {error}") from error
+    vocabulary = read.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):  # of pieces and their scores
+        vocabulary = {str(piece[0]): number for number, piece in enumerate(vocabulary)}
+    return {**vocabulary, **{each["content"]: each["id"] for each in read.get("added_tokens", ())}}
+
+
 def _num_embeddings(folder: Path, config: Mapping[str, Any]) -> int | None:
     """Rows of the input embedding: of the weights, or else as the configuration has it."""
     for _, tensors in _headers(folder):
@@ -114,6 +137,12 @@ def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             yield path, json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+
+
+def weight_names(folder: Path) -> Iterator[str]:
+    """Names in the `*.safetensors` files, which have no problem."""
+    for _, tensors in _headers(folder):
+        yield from tensors.keys() - {"__metadata__"}
 
 
 def model_sizes(folder: Path) -> ModelSizes:

@@ -101,7 +101,7 @@ class Tally:
     @property
     def score(self) -> Score:
         """The success rate with what it is of, for a person."""
-        return Score(rate=self.success_rate, num_scored=self.num_scored, num_failed=self.num_failed)
+        return Score.counted(self.num_successes, self.num_episodes, self.num_failed)
 
     @property
     def mean_reward(self) -> float | None:
@@ -112,6 +112,21 @@ class Tally:
     def mean_turns(self) -> float | None:
         """Mean number of turns of episodes with an outcome; None when there is none."""
         return self.num_turns / self.num_scored if self.num_scored else None
+
+    def cells(self, interval: tuple[float, float]) -> list[str]:
+        """As tables show it: episodes, success, its interval, reward, turns, failures."""
+        low, high = interval
+        rate, reward, turns = self.success_rate, self.mean_reward, self.mean_turns
+        # The columns beside it say of how many, unless some failed.
+        of = f" of {self.num_scored:,}" if self.num_failed else ""
+        return [
+            f"{self.num_episodes:,}",
+            ("-" if rate is None else f"{rate:.1%}") + of,
+            "-" if rate is None else f"{100 * low:.1f}-{high:.1%}",
+            "-" if reward is None else f"{reward:.3f}",
+            "-" if turns is None else f"{turns:.1f}",
+            f"{self.num_failed:,}",
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """For a manifest or a results file; `from_json` reads it back."""

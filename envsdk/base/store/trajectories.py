@@ -14,6 +14,7 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from envsdk.base.store.atomic import atomic_file, storage_error
 from envsdk.contracts.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.contracts.players import Seat
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 
 SCHEMA_VERSION = 2
@@ -141,7 +143,7 @@ _OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
     "roles": ("role", pa.string(), ""),
 }
 """Columns with a value for each turn: the attribute that each one holds, its type and its default."""
-_LATER = ("follows", "roles", "seats")
+_LATER = ("follows", "roles", "seats", "experts", "support_counts", "support_ids")
 """Columns that files of earlier versions do not have."""
 
 
@@ -207,21 +209,48 @@ _TOKENS = {
     "versions": ("versions", np.int32),
 }
 """Columns of the token log: the field of TokenArrays and its type. All are null without a log."""
+_SUPPORT = {"support_counts": "counts", "support_ids": "ids"}
+"""Columns of its `Support`: null where it has none."""
 
 
 def _token_column(name: str) -> Column:
     attribute, dtype = _TOKENS[name]
+    return _array_column(name, dtype, lambda log: getattr(log, attribute))
+
+
+def _support_column(name: str) -> Column:
+    attribute = _SUPPORT[name]
+    return _array_column(
+        name, np.int32, lambda log: None if log.support is None else getattr(log.support, attribute)
+    )
+
+
+def _array_column(name: str, dtype: Any, of: Callable[[TokenArrays], Any | None]) -> Column:
+    """One array per trajectory, null without a log or where `of` gives none."""
     list_type = _list(pa.from_numpy_dtype(dtype))
 
     def array(trajectories: Rows) -> pa.Array:
-        logs = [trajectory.tokens for trajectory in trajectories]
-        values = [np.asarray(getattr(log, attribute), dtype) for log in logs if log is not None]
+        arrays = [None if (log := trajectory.tokens) is None else of(log) for trajectory in trajectories]
+        values = [np.asarray(values, dtype) for values in arrays if values is not None]
         flat = pa.array(np.concatenate(values) if values else np.empty(0, dtype))
-        offsets = _offsets(0 if log is None else len(log) for log in logs)
-        mask = pa.array([log is None for log in logs], pa.bool_())
+        offsets = _offsets(0 if values is None else len(values) for values in arrays)
+        mask = pa.array([values is None for values in arrays], pa.bool_())
         return pa.ListArray.from_arrays(offsets, flat, type=list_type, mask=mask)
 
     return Column(name, list_type, array, is_nullable=True)
+
+
+def _experts(trajectories: Rows) -> pa.Array:
+    logs = (trajectory.tokens for trajectory in trajectories)
+    return pa.array([None if log is None else _npy(log.experts) for log in logs], pa.binary())
+
+
+def _npy(array: NDArray[Any] | None) -> bytes | None:
+    if array is None:
+        return None
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 _PLAIN = (
@@ -253,6 +282,8 @@ COLUMNS = (
     _each("worker", pa.string()),
     *map(_column_of_turns, ("follows", "roles")),
     Column("seats", _SEATS, _seat_lists, is_nullable=True),
+    Column("experts", pa.binary(), _experts, is_nullable=True),
+    *map(_support_column, _SUPPORT),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -451,6 +482,14 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
 
 def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
     columns = {attribute: _arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
+    experts = batch.column("experts").to_pylist() if "experts" in batch.schema.names else [None] * len(batch)
+    columns["experts"] = [None if npy is None else np.load(io.BytesIO(npy)) for npy in experts]
+    columns["support"] = [None] * batch.num_rows
+    if "support_ids" in batch.schema.names:
+        pairs = zip(*(_arrays_from_column(batch.column(name)) for name in _SUPPORT), strict=True)
+        columns["support"] = [
+            None if ids is None else Support(counts=counts, ids=ids) for counts, ids in pairs
+        ]
     return [
         None if arrays[0] is None else TokenArrays(**dict(zip(columns, arrays, strict=True)))
         for arrays in zip(*columns.values(), strict=True)

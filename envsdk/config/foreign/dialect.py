@@ -33,6 +33,8 @@ class Dialect:
     """What becomes of each key."""
     holds_in_ours: bool = False
     """Whether the table holds in files that are no project's too, but for rows that are marked otherwise."""
+    renamed: Callable[[Data], Data] = lambda data: data
+    """A file of theirs with the sections in the places that the table knows."""
     kind_problems: Callable[[Data], list[Problem]] = lambda data: []
     """Why a file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
     pending: Callable[[Data], Mapping[KeyPath, str]] = _none

@@ -61,6 +61,7 @@ def translate(
         our_keys: Our keys in a section; None where it takes any.
         is_override: Whether the user gave a key of ours on top of the file; it then replaces the file's.
     """
+    data = dialect.renamed(data) if is_theirs else data
     result = Translation(deepcopy(dict(data)))
     result.problems = dialect.kind_problems(data)
     if result.problems:

@@ -23,6 +23,7 @@ _TRACKERS: Mapping[Any, tuple[str, ...]] = {
 }
 """Trackers of both, with the keys of ROLL's `tracker_kwargs` that they take."""
 _FOREVER = 1_000_000
+_ROLES = ("actor_infer", "actor_train", "reference")
 
 
 def resume(value: Any, place: Place) -> Mapping[str, Any]:
@@ -243,6 +244,15 @@ def default_decay(value: Any, place: Place) -> Any:
 
 def top_p(value: Any, place: Place) -> Mapping[str, Any]:
     return {"*.generating_args.top_p": float(value)}
+
+
+def engines_share_devices(value: Any, place: Place) -> bool:
+    taken = [parse_index_list(place.get(role, "device_mapping")) or [] for role in _ROLES]
+    return any(set(taken[0]) & set(other) for other in taken[1:])
+
+
+def sleep_level(value: Any, place: Place) -> Mapping[str, Any]:
+    return {"actor_infer.offload": "all" if value else "none"}
 
 
 def default_sampling(value: Any, place: Place, usual: Any) -> Any:

@@ -15,6 +15,7 @@ _MARKS: tuple[tuple[str, ...], ...] = (
     ("checkpoint_config",),
     ("num_gpus_per_node",),
     ("actor_train", "training_args", "per_device_train_batch_size"),
+    ("student_train",),
     ("actor_infer", "generating_args", "num_beams"),
 )
 """Keys that no file of ours needs. One of them makes a file ROLL's: names that both have mean ROLL's then."""
@@ -25,8 +26,8 @@ _NO_IMAGES = (
     " of this one can be used here"
 )
 _DISTILLS = (
-    "belongs to distillation, which envsdk does not have: train the smaller model on the larger one's "
-    "responses with `envsdk collect` and `envsdk sft`"
+    "distills on given answers, which envsdk does not: imitate them with `envsdk sft`, or take "
+    "student_train, student_infer and teacher, where the student writes them itself"
 )
 _OTHER_KINDS: Mapping[str, str] = {
     "sft_train": (
@@ -37,10 +38,8 @@ _OTHER_KINDS: Mapping[str, str] = {
         "belongs to DPO, which envsdk does not have: train with rewards (`rewards`), or imitate the "
         "chosen answers with `envsdk sft`"
     ),
-    "student_train": _DISTILLS,
     "student": _DISTILLS,
     "student_pretrain": _DISTILLS,
-    "teacher": _DISTILLS,
     "diffusion": "trains a model of images or video; envsdk trains on text alone",
 }
 _MEDIA_KEY = re.compile(r"(image|video|audio)(_|$)")

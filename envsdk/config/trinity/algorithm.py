@@ -25,6 +25,7 @@ _FUNCTIONS: Mapping[str, tuple[str, str, str]] = {
     "sppo": ("opmd", "sppo", "none"),
     "rec": ("rec", "rec", "k2"),
     "gigpo": ("gigpo", "ppo", "k2"),
+    "on_policy_distill": ("on_policy_distill", "ppo", "none"),
 }
 """Type -> its advantage, policy loss and KL loss, where the file names none."""
 _ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
@@ -98,6 +99,8 @@ def advantage(value: Any, place: Place) -> Ours:
                 "gamma": args.pop("gamma", 1.0),
                 "grpo_normalize_std": args.pop("fnorm", "none") == "std",
             }
+        case "on_policy_distill":
+            ours = dict(_taught(place, args.pop("kl_coef", 1.0)))
         case _:
             raise ValueError(
                 f"{name} is not there: take grpo, rloo, opmd, asymre, reinforce, reinforceplusplus, gigpo or "
@@ -189,6 +192,23 @@ def entropy(value: Any, place: Place) -> Ours:
     if name not in ("default", "basic", "none"):
         raise ValueError(f"{name} is not there: take default or none")
     return {"entropy_loss_coef": 0.0 if name == "none" else coef}
+
+
+def _taught(place: Place, coef: Any) -> Ours:
+    others = place.get("explorer", "auxiliary_models") or [{}]
+    if len(others) != 1 or not others[0].get("model_path"):
+        raise ValueError("on_policy_distill needs one model in explorer.auxiliary_models: the teacher")
+    return {
+        "adv_estimator": "reinforce",
+        "distill_reward_coef": 0.0,
+        "teachers.teacher.pretrain": str(others[0]["model_path"]),
+        "teachers.teacher.coef": float(coef),
+        "teachers.teacher.strategy_args.strategy_name": "vllm",
+    }
+
+
+def distills(value: Any, place: Place) -> bool:
+    return bool(place.get("algorithm", "algorithm_type") == "on_policy_distill")
 
 
 CONVERSIONS: Mapping[str, Convert] = {

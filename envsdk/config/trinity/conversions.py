@@ -21,6 +21,7 @@ _SGLANG: Mapping[str, str] = {
     "enforce_eager": "disable_cuda_graph",
     "dtype": "dtype",
 }
+_ROLES = ("actor_train", "actor_infer", "reference")
 _FILE = re.compile(r"\.(jsonl?|parquet)$")
 _VERL_SIZES = (
     "tensor_model_parallel_size",
@@ -40,7 +41,7 @@ def is_tiny(place: Place) -> bool:
 
 def is_alone(value: Any, place: Place) -> bool:
     """Whether one command plays and trains."""
-    return bool(place.get("mode", default="both") == "both")
+    return place.get("mode", default="both") in ("both", "colocate")
 
 
 def folder(value: Any, place: Place) -> Ours:
@@ -143,12 +144,20 @@ def lora(value: Any, place: Place) -> Ours:
     return ours
 
 
+def colocate(value: Any, place: Place) -> Ours:
+    return {"mode": "both", **{f"{role}.offload": "all" for role in _ROLES}, **devices(None, place)}
+
+
 def devices(value: Any, place: Place) -> Ours:
     """Engines come first, the trainer has the others, as in Trinity."""
     nodes, each = (place.get("cluster", key, default=1) for key in ("node_num", "gpu_per_node"))
     if is_tiny(place) or not isinstance(nodes, int) or not isinstance(each, int) or not nodes * each:
         return {}
     mode = place.get("mode", default="both")
+    if mode == "colocate":
+        if nodes * each * _num_engine_devices(place) != 1:
+            raise ValueError("colocate is for one GPU and one engine: take both")
+        return {f"{role}.device_mapping": [0] for role in _ROLES}
     engines = 0 if mode == "train" else _num_engine_devices(place)
     total = nodes * each
     if engines > total - (mode == "both"):

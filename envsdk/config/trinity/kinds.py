@@ -67,10 +67,6 @@ _BOTH_LOSSES = (
     "{} trains on a file of demonstrations beside its own experiences, which is not there: imitate them "
     "first (`envsdk sft`), then train the result with algorithm_type: grpo"
 )
-_DISTILLS = (
-    "{} belongs to distillation, which is not there: train on the teacher's responses with "
-    "`envsdk collect` and `envsdk sft`"
-)
 _OTHER_ALGORITHMS: Mapping[str, str] = {
     "sft": "{} is `envsdk sft`, which trains on collected episodes and on files of chats",
     "cpt": "{} (training on plain text) is not there; for chats there is `envsdk sft`",
@@ -78,8 +74,7 @@ _OTHER_ALGORITHMS: Mapping[str, str] = {
     "raft": "{} is not there: collect episodes and imitate the best (`envsdk collect`, `envsdk sft`)",
     "mix": _BOTH_LOSSES,
     "mix_chord": _BOTH_LOSSES,
-    "on_policy_distill": _DISTILLS,
-    "jsd": _DISTILLS,
+    "jsd": "{} is not there: take on_policy_distill",
     "sapo": "{} is not there: take gspo",
 }
 _IMAGE_KEYS = ("image_key", "video_key")

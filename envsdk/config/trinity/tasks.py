@@ -84,19 +84,29 @@ def columns(value: Any, place: Place) -> Ours:
     )
 
 
-def shuffle(value: Any, place: Place) -> Ours:
-    kind = (
-        value
-        if isinstance(value, str)
-        else value.get("selector_type", "sequential")
-        if isinstance(value, Mapping)
-        else None
+def selector(value: Any, place: Place) -> Ours:
+    """The order of the rows, and who chooses among them."""
+    features, given = place.beside("feature_keys", default=[]), place.beside("kwargs", default={})
+    if value in ("sequential", "shuffle", "random"):
+        return {} if is_played(place) else {f"{_FILES}.shuffle": value != "sequential"}
+    if is_played(place):
+        raise ValueError(f"{value} chooses among rows of prompts: take sequential for an environment")
+    ours: dict[str, Any] = {f"{_FILES}.shuffle": False}
+    if value == "difficulty_based":
+        target, temperature = given.get("target_reward", 1.0), given.get("tau", 1.0)
+        return ours | {"task_sampler": {"name": "difficulty", "target": target, "temperature": temperature}}
+    if value == "offline_easy2hard" and features:
+        order = {"name": "easy_to_hard", "columns": list(features), "higher_is": "easier"}
+        return ours | {"task_sampler": order}
+    raise ValueError(
+        f"{value} is not there: take sequential, shuffle, difficulty_based, or offline_easy2hard with "
+        "feature_keys"
     )
-    if kind not in ("sequential", "shuffle", "random"):
-        raise ValueError(
-            f"{kind} is not there: take sequential or shuffle; group_filters drop easy and hard tasks"
-        )
-    return {} if is_played(place) else {f"{_FILES}.shuffle": kind != "sequential"}
+
+
+def counts_passes(value: Any, place: Place) -> bool:
+    """Whether the only operator is the one that tells a selector how often each task was solved."""
+    return isinstance(value, list) and value == [{"name": "pass_rate_calculator"}]
 
 
 def sampling(value: Any, place: Place) -> Ours:
@@ -239,7 +249,11 @@ def group_size(value: Any, place: Place) -> Ours:
 def is_synchronous(place: Place) -> bool:
     """Whether weights are never older than the step that they play for."""
     interval, offset = (place.get("synchronizer", f"sync_{each}") for each in ("interval", "offset"))
-    return place.get("mode", default="both") == "both" and interval in (None, 1) and offset in (None, 0)
+    return (
+        place.get("mode", default="both") in ("both", "colocate")
+        and interval in (None, 1)
+        and offset in (None, 0)
+    )
 
 
 def num_steps(place: Place) -> int | None:

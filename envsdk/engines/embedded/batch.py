@@ -19,7 +19,6 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,54 +27,26 @@ from torch import Tensor
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of, spans_within
+from envsdk.engines.core import result_of
 from envsdk.engines.embedded.decoder import Decoder
-from envsdk.engines.embedded.guide import Guide, Guides
+from envsdk.engines.embedded.guide import Guides
+from envsdk.engines.embedded.row import Row
 from envsdk.engines.embedded.sampling import (
     Sampled,
     SamplingPlan,
     changed,
     prompt_scores,
     sample,
-    stacked,
     uniforms,
 )
 from envsdk.engines.engine import (
+    EngineFailure,
     GenerationRequest,
     GenerationResult,
-    PromptScores,
     TokenDelta,
-    TopTokens,
 )
 
 _NO_GROUP = -1
-
-
-@dataclass(slots=True)
-class _Row:
-    """A running request; its row number is its place in `Batch._rows`."""
-
-    request: GenerationRequest
-    prompt_length: int
-    stops: frozenset[int]
-    end: int
-    """Length, prompt included, at which the reply is as long as it may be."""
-    guide: Guide | None
-    """Where the reply is in its structure, when it has one."""
-    spans: list[VersionSpan] = field(default_factory=list)
-    """Closed ones; the open span started where the last of these ends."""
-    prompt_scores: PromptScores | None = None
-    tops: list[TopTokens] = field(default_factory=list)
-    """Likeliest tokens at the place of each sampled token, where the request asks for the likeliest ones."""
-
-    @property
-    def is_special(self) -> bool:
-        """Whether each of its steps is more than drawing a token."""
-        sampling = self.request.sampling
-        return self.guide is not None or sampling.changes is not None or sampling.top_logprobs > 0
-
-    def top(self, start: int) -> TopTokens | None:
-        """At the sampled positions from the `start`-th on."""
-        return stacked(self.tops[start:], self.request.sampling.top_logprobs)
 
 
 class Batch:
@@ -103,7 +74,7 @@ class Batch:
         self._guides = guides
         self._fresh_seeds = np.random.Generator(np.random.PCG64(seed))
         self._queue: list[tuple[int, int, GenerationRequest]] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         slots = decoder.num_slots
         self._ids = np.zeros((slots, sequence_length), np.int64)
         """Known tokens of each slot."""
@@ -158,7 +129,7 @@ class Batch:
         """End these requests, queued or running; unknown ids are ignored."""
         doomed = set(request_ids)
         ended = [
-            empty_result(request.request_id, FinishReason.ABORT)
+            result_of(request.request_id, FinishReason.ABORT)
             for _, _, request in self._queue
             if request.request_id in doomed
         ]
@@ -189,6 +160,7 @@ class Batch:
                     logprobs=logprobs,
                     version_spans=spans_within([*row.spans, *self._open_span(row, count)], known, count),
                     top=row.top(known),
+                    support=row.support(known),
                 )
             )
         return found
@@ -206,9 +178,9 @@ class Batch:
     def fail(self, error: str) -> list[GenerationResult]:
         """End everything, queued or running, with `error`."""
         ended = [self._result(number, FinishReason.ERROR, error) for number in range(len(self._rows))]
-        ended += [
-            empty_result(request.request_id, FinishReason.ERROR, error) for _, _, request in self._queue
-        ]
+        failure = EngineFailure(error)
+        for _, _, request in self._queue:
+            ended.append(result_of(request.request_id, FinishReason.ERROR, failure=failure))
         self._rows.clear()
         self._queue.clear()
         return ended
@@ -319,7 +291,7 @@ class Batch:
             assert self._guides is not None
             guide = self._guides.begin(sampling.structure, sampling.stop_token_ids)
         self._rows.append(
-            _Row(
+            Row(
                 request=request,
                 prompt_length=length,
                 stops=frozenset(sampling.stop_token_ids),
@@ -375,7 +347,7 @@ class Batch:
         self._is_special = any(row.is_special for row in self._rows)
         self._changed = False
 
-    def _plan_for(self, rows: Sequence[_Row]) -> SamplingPlan:
+    def _plan_for(self, rows: Sequence[Row]) -> SamplingPlan:
         params = [row.request.sampling for row in rows]
         return SamplingPlan.of(params, self._decoder.device)
 
@@ -393,12 +365,16 @@ class Batch:
         self._logprobs[rows, lengths] = sampled.logprobs_B.cpu().numpy()
         lengths += 1
         self.num_tokens_sampled += count - first
+        for row, experts in zip(self._rows[first:], self._decoder.experts(), strict=False):
+            row.experts.append(experts)
         if self._changed or self._is_special:
             for index, (row, token) in enumerate(zip(self._rows[first:], host_tokens.tolist(), strict=True)):
                 if row.guide is not None and token not in row.stops:
                     row.guide.advance(token)
                 if sampled.top is not None and row.request.sampling.top_logprobs:
                     row.tops.append(rows_of(sampled.top, index, index + 1))
+                if sampled.support is not None and row.request.sampling.tells_support:
+                    row.sets.append(sampled.support.take(slice(index, index + 1)).ids)
         if not self._changed:
             # The usual step: nobody stopped and nobody is at a limit, without looking at each row.
             self._steps_to_limit -= 1
@@ -455,12 +431,14 @@ class Batch:
             error=error,
             top=row.top(0),
             prompt_scores=row.prompt_scores,
+            experts=row.routed(length - 1),
+            support=row.support(0),
         )
 
-    def _close_span(self, row: _Row, length: int) -> None:
+    def _close_span(self, row: Row, length: int) -> None:
         row.spans += self._open_span(row, length - row.prompt_length)
 
-    def _open_span(self, row: _Row, end: int) -> list[VersionSpan]:
+    def _open_span(self, row: Row, end: int) -> list[VersionSpan]:
         start = row.spans[-1].end if row.spans else 0
         return [VersionSpan(version=self.version, start=start, end=end)] if end > start else []
 
@@ -524,15 +502,3 @@ class Batch:
         was_free = [slot in self._free for slot in pair]
         for slot, free in zip(swapped, was_free, strict=True):
             (self._free.add if free else self._free.discard)(slot)
-
-
-def empty_result(request_id: str, reason: FinishReason, error: str = "") -> GenerationResult:
-    """A reply without tokens."""
-    return GenerationResult(
-        request_id=request_id,
-        token_ids=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        version_spans=(),
-        finish_reason=reason,
-        error=error,
-    )

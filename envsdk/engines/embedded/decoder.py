@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from envsdk.contracts.failures import EngineError
+from envsdk.contracts.held import Held
 from envsdk.weights.shapes import checked as checked
 from envsdk.weights.tensors import as_tensors as as_tensors
 
@@ -39,6 +40,11 @@ class Decoder(ABC, Generic[WeightsT]):
     caches: bool
     """Whether slots really hold keys and values, so that a prefix can be reused."""
 
+    @property
+    def routes(self) -> bool:
+        """Whether the model is a mixture of experts, whose choices `experts` tells."""
+        return False
+
     @abstractmethod
     def build(self, tensors: Tensors) -> WeightsT:
         """`tensors` in the form this decoder computes with, sharing no memory with them.
@@ -50,6 +56,10 @@ class Decoder(ABC, Generic[WeightsT]):
     @abstractmethod
     def use(self, weights: WeightsT) -> None:
         """Compute with `weights` from the next call on. Cached keys and values are the caller's business."""
+
+    @abstractmethod
+    def hold(self, held: Held) -> None:
+        """Drop weights, keys and values, or make room for keys and values again; see `Engine.hold`."""
 
     @abstractmethod
     def prefill(
@@ -78,6 +88,11 @@ class Decoder(ABC, Generic[WeightsT]):
     @abstractmethod
     def decode(self, tokens: Tensor) -> Tensor:
         """One step: `tokens` `[rows]` are the rows' last tokens; logits `[rows, vocab_size]` follow them."""
+
+    def experts(self) -> list[NDArray[np.int16]]:
+        """Of each row in the last `decode`, or `prefill` with logits: what routers chose for the tokens that
+        have become known since, `[num_tokens, num_routers, num_chosen]`. Empty unless it `routes`."""
+        return []
 
     @abstractmethod
     def move(self, source: int, target: int, length: int) -> None:

@@ -22,9 +22,10 @@ from typing import Any, Self, TypeVar
 import torch
 
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
-from envsdk.base.processes.memory import give_back_freed, keep_few_kernels
+from envsdk.base.processes.memory import give_back, give_back_freed, keep_few_kernels
 from envsdk.base.store.model_files import stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
+from envsdk.contracts.held import Held
 from envsdk.engines.core import Core, Counters, Reply
 from envsdk.engines.embedded.architecture import Architecture
 from envsdk.engines.embedded.batch import Batch
@@ -77,6 +78,8 @@ class EmbeddedCore(Core):
             logit_changes=True,
             top_logprobs=True,
             prompt_logprobs=True,
+            routed_experts=decoder.routes,
+            support=True,
             lora=True,
             progress=True,
         )
@@ -161,6 +164,10 @@ class EmbeddedCore(Core):
     async def swap(self, prepared: Any, version: int, *, is_frozen: bool) -> None:
         await self._on_thread(lambda: self.batch.swap(prepared, version))
         await asyncio.to_thread(give_back_freed)  # the weights before
+
+    async def hold(self, held: Held) -> None:
+        await self._on_thread(lambda: self.decoder.hold(held))
+        await asyncio.to_thread(give_back, self.weight_device)
 
     def counters(self) -> Counters:
         batch = self.batch
@@ -306,8 +313,8 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
-    limit = getattr(model_config, "max_position_embeddings", None)
-    if limit is not None and config.sequence_length > limit:
+    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and config.sequence_length > limit + 1:  # nothing follows the last token
         raise ConfigurationError(
             f"sequence_length is {config.sequence_length}, but the model in {folder} was made for at most "
             f"{limit} positions (max_position_embeddings); lower sequence_length"

@@ -30,10 +30,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from envsdk.contracts.failures import EngineError
+from envsdk.contracts.held import Held
+from envsdk.engines.core import NO_WEIGHTS
 from envsdk.engines.embedded import onednn
 from envsdk.engines.embedded.architecture import Architecture
 from envsdk.engines.embedded.attention import attended, attended_fused, attended_in_blocks
-from envsdk.engines.embedded.decoder import Decoder, Tensors, checked, padded, zeros
+from envsdk.engines.embedded.decoder import Decoder, Tensors, checked, padded
+from envsdk.engines.embedded.kept import KeysAndValues
 from envsdk.engines.embedded.recorded import RecordedRows, Recorder
 
 _WIDENING = 8
@@ -127,10 +131,7 @@ class FastDecoder(Decoder[FastWeights]):
         # Layer norm divides by the widened width; this epsilon makes up for it, `_reading` for the rest.
         self._eps = arch.norm_eps * arch.hidden_size / self._width
         num_kept = num_slots + (recorder is not None)  # the last one is for rows that only fill up a size
-        shape = (arch.num_layers, num_kept * arch.num_kv_heads, 2, self._span, arch.head_dim)
-        self._cache = zeros(shape, dtype, device)
-        """Keys and values, `[layers, slots * K, 2, M, D]`."""
-        self._cache_rows = [layer.view(-1, arch.head_dim) for layer in self._cache]
+        self._cache = KeysAndValues(arch, num_slots=num_kept, span=self._span, dtype=dtype, device=device)
         angles = torch.outer(torch.arange(sequence_length).float(), arch.inverse_frequencies)
         self._rotation = torch.polar(torch.full_like(angles, arch.rotary_scale), angles).to(device)
         self._weights: FastWeights | None = None
@@ -258,6 +259,18 @@ class FastDecoder(Decoder[FastWeights]):
         # Recordings know the memory of the weights they were made with.
         for kept, new in zip(_tensors_of(self._weights), _tensors_of(weights), strict=True):
             kept.copy_(new)
+
+    def hold(self, held: Held) -> None:
+        if held is Held.NOTHING:
+            self._weights, self._keys, self._values = None, [], []
+            self._cache.free()
+            if self._recorded is not None:
+                self._recorded.forget()
+        elif held is Held.ALL:
+            if self._weights is None:
+                raise EngineError(NO_WEIGHTS)
+            self._cache.allocate()
+            self._keys, self._values = self._cache.first(self._num_rows, self._span)
 
     def _product(self, rows: Tensor, matrix: Tensor, added: Tensor | None = None) -> Tensor:
         """`rows @ matrix + added`; reproducible, what a row becomes does not depend on how many there are."""
@@ -401,7 +414,9 @@ class FastDecoder(Decoder[FastWeights]):
         stream = self._weights.embedding[torch.from_numpy(tokens).to(device)]
         group = arch.num_queries_per_kv
         slots = slice(first_slot * arch.num_kv_heads, (first_slot + rows) * arch.num_kv_heads)
-        for layer, cache, cache_rows in zip(self._weights.layers, self._cache, self._cache_rows, strict=True):
+        for layer, cache, cache_rows in zip(
+            self._weights.layers, self._cache.layers, self._cache.rows, strict=True
+        ):
             mixed = self._project(stream, layer, rotation)[:count]
             cache_rows[targets] = mixed[:, :, group:]
             queries = mixed[:, :, :group]
@@ -432,7 +447,7 @@ class FastDecoder(Decoder[FastWeights]):
         if self._recorded is not None:
             self._recorded.begin(self._positions, self._targets, self._longest)
             return
-        self._keys, self._values = self._kept(rows, self._span)
+        self._keys, self._values = self._cache.first(rows, self._span)
         self._mask = None
         if self._reproducible or self._packs or int(lengths.min()) != self._longest:
             self._mask = self._hiding(self._positions, self._span)
@@ -463,7 +478,7 @@ class FastDecoder(Decoder[FastWeights]):
         """A step that depends on nothing but the shapes and contents of these and of the cache."""
         weights = self._weights
         assert weights is not None
-        keys, values = self._kept(len(tokens), num_keys)
+        keys, values = self._cache.first(len(tokens), num_keys)
         mask = self._hiding(positions, num_keys)
         return self._scores(self._decoded(weights, tokens, positions, targets, keys, values, mask), weights)
 
@@ -487,7 +502,7 @@ class FastDecoder(Decoder[FastWeights]):
         rotation = self._rotation[positions].view(rows + spare, 1, 1, -1)
         stream = weights.embedding[tokens]
         for layer, keys, values, cache_rows in zip(
-            weights.layers, kept_keys, kept_values, self._cache_rows, strict=True
+            weights.layers, kept_keys, kept_values, self._cache.rows, strict=True
         ):
             mixed = self._project(stream, layer, rotation)[:rows]
             cache_rows[targets] = mixed[:, :, group:]
@@ -502,19 +517,11 @@ class FastDecoder(Decoder[FastWeights]):
         return stream
 
     def _targets_at(self, first_slot: int, positions: Tensor) -> Tensor:
-        """Places in `_cache_rows` of keys and values at a position of slots `first_slot + i`, `[B, K, 2]`."""
+        """Rows of the cache for keys and values at a position of slots `first_slot + i`, `[B, K, 2]`."""
         arch, rows = self._arch, len(positions)
         heads = torch.arange(rows * arch.num_kv_heads, device=self.device) + first_slot * arch.num_kv_heads
         places = (heads[:, None] * 2 + torch.arange(2, device=self.device)) * self._span
         return places.view(rows, arch.num_kv_heads, 2) + positions[:, None, None]
-
-    def _kept(self, rows: int, num_keys: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys `[B * K, D, S]` and values `[B * K, S, D]` of the first slots, by layer."""
-        used = slice(rows * self._arch.num_kv_heads)
-        return (
-            [layer[used, 0, :num_keys].transpose(1, 2) for layer in self._cache],
-            [layer[used, 1, :num_keys] for layer in self._cache],
-        )
 
     def _hiding(self, positions: Tensor, num_keys: int) -> Tensor:
         """`[B * K, 1, num_keys]`: 0 up to each row's position, then -inf."""
@@ -523,18 +530,11 @@ class FastDecoder(Decoder[FastWeights]):
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
         return mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
-    def _slot(self, slot: int) -> Tensor:
-        keys = self._arch.num_kv_heads
-        return self._cache[:, slot * keys : (slot + 1) * keys]
-
     def move(self, source: int, target: int, length: int) -> None:
-        self._slot(target)[..., :length, :] = self._slot(source)[..., :length, :]
+        self._cache.move(source, target, length)
 
     def exchange(self, one: int, other: int, length: int) -> None:
-        first, second = self._slot(one)[..., :length, :], self._slot(other)[..., :length, :]
-        kept = first.clone()
-        first.copy_(second)
-        second.copy_(kept)
+        self._cache.exchange(one, other, length)
 
     def clear(self, slot: int) -> None:
-        self._slot(slot).zero_()
+        self._cache.clear(slot)

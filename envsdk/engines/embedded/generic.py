@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers.core_model_loading import revert_weight_conversion
 
+from envsdk.base.store.expert_choice import ExpertChoice
+from envsdk.base.store.language_model import load_language_model
 from envsdk.contracts.failures import EngineError
+from envsdk.contracts.held import Held
+from envsdk.engines.core import NO_WEIGHTS
 from envsdk.engines.embedded.decoder import Decoder, Tensors, checked
 
 GenericWeights = dict[str, Tensor]
@@ -61,9 +65,15 @@ class GenericDecoder(Decoder[GenericWeights]):
             if name not in (stored := revert_weight_conversion(model, {name: state[name].to("meta")}))
         }
         """Names of the parts in which weights are on disk where they are fused in memory: experts."""
+        self._choice = ExpertChoice(self._model)
+        self._experts: list[NDArray[np.int16]] = []
         self._weights: GenericWeights = {}
         self._ids = np.empty((0, 0), np.int64)
         self._lengths = np.empty(0, np.int64)
+
+    @property
+    def routes(self) -> bool:
+        return self._choice.num_routers > 0
 
     def build(self, tensors: Tensors) -> GenericWeights:
         return {
@@ -100,6 +110,14 @@ class GenericDecoder(Decoder[GenericWeights]):
     def use(self, weights: GenericWeights) -> None:
         self._weights = weights
 
+    def hold(self, held: Held) -> None:
+        if held is Held.NOTHING:
+            self._weights = {}
+            for parameter in self._model.parameters():  # which those of `_weights` stand for in every pass
+                parameter.data = parameter.data.new_empty(0)
+        elif held is Held.ALL and not self._weights:
+            raise EngineError(NO_WEIGHTS)
+
     def prefill(
         self, first_slot: int, ids: list[NDArray[np.int64]], past: list[int], *, want_logits: bool
     ) -> Tensor | None:
@@ -120,12 +138,14 @@ class GenericDecoder(Decoder[GenericWeights]):
 
     def decode(self, tokens: Tensor) -> Tensor:
         logits = self._forward([self._ids[row, :length] for row, length in enumerate(self._lengths)])
+        self._experts = [experts[-1:] for experts in self._experts]
         self._lengths += 1
         return logits
 
     def _forward(self, ids: list[NDArray[np.int64]]) -> Tensor:
         """Logits after each row's last token, `[rows, vocab_size]`, in chunks of bounded size."""
         logits: list[Tensor] = []
+        self._experts = []
         start = 0
         while start < len(ids):
             end, longest = start + 1, len(ids[start])
@@ -153,9 +173,16 @@ class GenericDecoder(Decoder[GenericWeights]):
         if self._keeps_logits:
             kept = arguments["logits_to_keep"] = longest - int(lengths.min()) + 1
         output = functional_call(self._model, self._weights, kwargs=arguments, tie_weights=True)
+        if self.routes:
+            made = self._choice.made()
+            experts = made.view(*padded.shape, *made.shape[1:]).to("cpu", torch.int16).numpy()
+            self._experts += [row[: len(tokens)] for row, tokens in zip(experts, ids, strict=True)]
         last = lengths - 1 - (longest - kept)
         chosen: Tensor = output.logits[torch.arange(len(ids), device=self.device), last]
         return chosen.float()
+
+    def experts(self) -> list[NDArray[np.int16]]:
+        return self._experts
 
     def move(self, source: int, target: int, length: int) -> None:
         """Nothing is kept in a slot."""
@@ -168,18 +195,19 @@ class GenericDecoder(Decoder[GenericWeights]):
 
 
 def _with_all_experts(parts: list[Tensor], num_experts: int) -> Tensor:
-    """One kind of matrix of every expert, then the next kind; the kinds lie below each other."""
+    """One kind of matrix of every expert, then the next kind; the kinds lie below each other.
+
+    A single part is a weight that has another name on disk.
+    """
+    if len(parts) == 1:
+        return parts[0]
     kinds = [torch.stack(parts[at : at + num_experts]) for at in range(0, len(parts), num_experts)]
     return torch.cat(kinds, 1)
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
     """The model in a Hugging Face folder."""
-    from transformers import AutoModelForCausalLM
-
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
+        return load_language_model(folder, dtype=dtype)
     except (OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"{folder} cannot be loaded by transformers: {error}") from error

@@ -113,6 +113,10 @@ class RecordedRows:
         self._targets.copy_(self._spare_target.expand_as(self._targets))
         self._targets[: self._num_rows] = targets
 
+    def forget(self) -> None:
+        """The memory that the recordings know is gone."""
+        self._recordings.clear()
+
     def decode(self, tokens: Tensor) -> Tensor:
         """One step, as `Decoder.decode`; the logits are valid until the next one."""
         self._tokens[: self._num_rows] = tokens

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from envsdk.contracts.support import Support
 from envsdk.engines.engine import PromptScores, TopTokens
 from envsdk.engines.sampling import SHAPE, LogitChanges, SamplingParams
 
@@ -42,6 +43,8 @@ class SamplingPlan:
     """Most likeliest tokens that a row asks for."""
     shape: Mapping[str, Tensor]
     """Values of these rows by parameter of `SamplingShape`: `[num_filtered, 1]`."""
+    tells_support: bool
+    """A row asks which tokens could be drawn."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device) -> SamplingPlan:
@@ -60,6 +63,7 @@ class SamplingPlan:
                 for name in SHAPE
                 if filtered
             },
+            tells_support=any(p.tells_support for p in params),
         )
 
 
@@ -71,14 +75,19 @@ class Sampled(NamedTuple):
     """Under the distribution that the tokens were drawn from."""
     top: TopTokens | None
     """Likeliest tokens of that distribution, for all rows, where the plan asks for some."""
+    support: Support | None = None
+    """Of all rows, where the plan asks for it."""
 
 
 def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Sampled:
     """Draw a token of each row."""
     if plan.inverse_temperature_B1 is not None:
         logits_BV = logits_BV * plan.inverse_temperature_B1
+    support = None
     if plan.filtered_rows is not None:
         kept = _filter(logits_BV[plan.filtered_rows], plan.shape)
+        if plan.tells_support:
+            support = _support(kept, plan.filtered_rows, len(logits_BV))
         logits_BV = logits_BV.index_copy(0, plan.filtered_rows, kept)
     probabilities_BV = torch.softmax(logits_BV, -1)
     cumulative_BV = torch.cumsum(probabilities_BV, -1)
@@ -95,7 +104,16 @@ def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Sampled
     if plan.num_top:
         probabilities, ids = probabilities_BV.topk(min(plan.num_top, probabilities_BV.shape[1]), -1)
         top = _top(ids, probabilities.log_().clamp_(max=0.0))
-    return Sampled(tokens_B1.squeeze(1), logprobs_B, top)
+    return Sampled(tokens_B1.squeeze(1), logprobs_B, top, support)
+
+
+def _support(kept_FV: Tensor, rows_F: Tensor, num_rows: int) -> Support:
+    """The tokens of each of `num_rows` that are kept; `kept_FV` is of the rows `rows_F`, in their order."""
+    is_kept_FV = kept_FV > -torch.inf
+    counts_B = torch.zeros(num_rows, dtype=torch.int32, device=kept_FV.device)
+    counts_B[rows_F] = is_kept_FV.sum(-1, dtype=torch.int32)
+    ids = is_kept_FV.nonzero()[:, 1].to(torch.int32)
+    return Support(counts=counts_B.cpu().numpy(), ids=ids.cpu().numpy())
 
 
 def _top(ids: Tensor, logprobs: Tensor) -> TopTokens:

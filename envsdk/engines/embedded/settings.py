@@ -6,6 +6,7 @@ from pydantic import PositiveInt
 
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.precision import DType, Precision, precision
+from envsdk.engines.sampling import SamplingShape
 from envsdk.engines.settings import EngineSettings
 
 _DEFAULT_CACHE_BYTES = 1 << 30
@@ -15,6 +16,8 @@ FAST_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
 
 class EmbeddedSettings(EngineSettings):
     """`strategy_config` of the embedded engine."""
+
+    scores_prompts = True
 
     num_threads: PositiveInt = 1
     """Threads of one PyTorch operation. One is fastest for models of a few million parameters."""
@@ -42,6 +45,9 @@ class EmbeddedSettings(EngineSettings):
         """Sequences whose keys and values are kept, each of which takes `slot_bytes`."""
         running = self.max_running or max_running
         return self.kv_slots or max(running, min(4 * running, _DEFAULT_CACHE_BYTES // slot_bytes))
+
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        return ""
 
     def precision(self, stored: str) -> Precision:
         """Precision of a model whose folder names the type `stored`."""

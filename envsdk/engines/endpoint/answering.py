@@ -18,8 +18,10 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from numpy.typing import NDArray
 
 from envsdk.contracts.chat import TooManyTokens
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
@@ -309,6 +311,7 @@ class Answerer:
                 thought=split_thought(read.shown)[0],
                 segment=None if prompt.new_text is None else prompt.new_text + raw,
                 role=prompt.role,
+                support=Support.of(reply.sets) if reply.sets else None,
             )
             session.calls |= {call.id: _function(call) for call in calls}
             key = None if prompt.key is None else next_key(prompt.key, _assistant_message(read))
@@ -408,6 +411,7 @@ class _Reply:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
+    sets: list[NDArray[np.int32]] = field(default_factory=list)
     prompt_scores: PromptScores | None = None
     ended: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done when the engine has finished, or the text has ended the reply."""
@@ -431,6 +435,8 @@ class _Reply:
             self.versions.append(version)
             if delta.top is not None:
                 self.top.append(rows_of(delta.top, index, index + 1))
+            if delta.support is not None:
+                self.sets.append(delta.support.take(slice(index, index + 1)).ids)
             if token not in self.stop_token_ids:
                 shown += self.text.push(token)
         if self.on_piece is not None and len(self.token_ids) > first:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.contracts.prompts import Message
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, split_thought
 
@@ -52,6 +53,8 @@ class RecordedReply:
     """The new part of the prompt and the reply as text, where the prompt was text."""
     role: str = ""
     """Which of the episode's agents asked, where the path says so."""
+    support: Support | None = None
+    """Which tokens could be drawn, where that is recorded."""
 
     @property
     def path(self) -> list[RecordedReply]:

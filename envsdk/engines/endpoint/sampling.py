@@ -24,6 +24,8 @@ class SamplingRules(SamplingShape):
     """Requests may not ask for another distribution or seed: the replies are to be trained on."""
     seed: int | None = None
     """Seed of the session: each reply gets a seed from it unless the request names one."""
+    support: bool = False
+    """Record which tokens could be drawn."""
     max_session_tokens: int = 0
     """Tokens of all lines, each counted once, from which on no reply is sampled; 0: no limit."""
     max_replies: int = 0
@@ -86,6 +88,7 @@ def sampling_params(
         structure=asked.structure or rules.structure,
         changes=asked.changes,
         top_logprobs=asked.num_top,
+        support=rules.support,
         prompt_logprobs=isinstance(asked, CompletionFields) and asked.scores_prompt,
     )
 

@@ -62,7 +62,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
     for reply, earned, measured in zip(record.replies, rewards, metrics, strict=True):
         log.append_prompt(reply.prompt_ids)
         start = len(log)
-        log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans)
+        log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans, support=reply.support)
         if reply.attempt is not None:  # it knows better than an environment that was given the text alone
             measured = {name: value for name, value in measured.items() if ATTEMPT not in name}
         before = -1 if reply.parent is None else reply.parent.number

@@ -215,7 +215,7 @@ class OpenAICore(TaskCore):
                 if not reply.is_open:
                     continue
                 delta = read_event(data, prompt_ids=prompt_ids, with_logprobs=self.abilities.logprobs)
-                reply.take(delta.token_ids, delta.logprobs, version)
+                reply.take(delta.token_ids, delta.logprobs, version, delta.sets)
                 if delta.weight_versions:
                     self._learn_versions(reply, delta.weight_versions)
                 if delta.finish_reason is not None:

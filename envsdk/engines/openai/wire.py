@@ -35,6 +35,8 @@ class Delta:
     finish_reason: FinishReason | None
     weight_versions: Sequence[VersionLabel] = ()
     """Spans of the complete reply, where the server tells them: with its end."""
+    sets: Sequence[Sequence[int]] = ()
+    """Tokens that could be drawn at the place of each of `token_ids`, where the server tells them."""
 
 
 class VersionLabel(BaseModel):
@@ -69,7 +71,7 @@ class _Choice(BaseModel):
     text: str = ""
     weight_versions: list[VersionLabel] | None = None
     routed_experts: Any = None
-    sampling_mask: Any = None
+    sampling_mask: list[list[int]] | None = None
 
 
 class _Event(BaseModel):
@@ -78,7 +80,7 @@ class _Event(BaseModel):
     error: Any = None
 
 
-_UNREAD = {"routed_experts": "return-routed-experts", "sampling_mask": "return-sampling-mask"}
+_UNREAD = {"routed_experts": "return-routed-experts"}
 """What a server adds to each reply, at the cost of far more bytes than its tokens, and by which option."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -182,7 +184,8 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
             )
         return Delta((), (), reason)
     logprobs = _logprobs(choice, len(choice.token_ids), with_logprobs)
-    return Delta(choice.token_ids, logprobs, reason, choice.weight_versions or ())
+    sets = choice.sampling_mask or ()
+    return Delta(choice.token_ids, logprobs, reason, choice.weight_versions or (), sets)
 
 
 def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[float]:

@@ -15,12 +15,13 @@ from typing import Any
 
 import httpx2
 
+from envsdk.base.net.rendezvous import free_port
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import events, http_client, refusal, unavailable
 from envsdk.engines.sampling import SamplingParams
-from envsdk.engines.sglang.server import ServerProcess, free_port
+from envsdk.engines.sglang.server import ServerProcess
 from envsdk.engines.sglang.settings import SGLangSettings, server_arguments
 from envsdk.engines.sglang.wire import ServerFacts, generate_body, read_facts, read_kv_usage, read_message
 
@@ -38,7 +39,7 @@ class Connection:
         self._process: ServerProcess | None = None
         base_url = settings.base_url
         if base_url is None:
-            port = free_port()
+            port = free_port("127.0.0.1")
             base_url = f"http://127.0.0.1:{port}"
             arguments = server_arguments(config, settings, port=port)
             self._process = ServerProcess(settings.python or sys.executable, arguments)

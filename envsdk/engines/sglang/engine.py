@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.core import Counters, Reply, TaskCore
 from envsdk.engines.engine import (
@@ -75,9 +76,11 @@ class SGLangCore(TaskCore):
             prefix_reuse=not (settings.model_extra or {}).get("disable_radix_cache", False),
             structured_output=settings.structured_output,
             logit_changes=True,
+            prompt_logprobs=settings.logprobs != "none",
             lora=settings.takes_adapters,
             logprobs=settings.logprobs != "none",
             processed_logprobs=settings.logprobs == "sampling",
+            support=settings.logprobs == "sampling",
             progress=settings.logprobs != "none",
         )
         self.max_open = config.max_running
@@ -207,7 +210,11 @@ class SGLangCore(TaskCore):
                 num_known += len(last.token_ids)
                 self._counters.num_tokens_sampled += len(last.token_ids)
                 self._counters.num_prefilled_tokens += last.num_prefilled
-                reply.take(last.token_ids, last.logprobs, version)
+                sets = last.sets if reply.request.sampling.tells_support else ()
+                if reply.request.sampling.tells_support and len(sets) != len(last.token_ids):
+                    raise ReplyRefused("the server gave no output_token_sampling_mask for some tokens")
+                reply.prompt_scores = reply.prompt_scores or last.prompt_scores
+                reply.take(last.token_ids, last.logprobs, version, sets)
         if last.finish_reason is None:
             raise Unavailable("the reply ended without a finish_reason")
         return last
@@ -278,6 +285,15 @@ class SGLangCore(TaskCore):
                 await self.thaw()
         finally:
             self._is_updating = False
+
+    async def hold(self, held: Held) -> None:
+        try:
+            await self._weights.hold(held)
+        except (Unavailable, ReplyRefused) as error:
+            raise EngineError(
+                f"SGLang's server does not hold {held.name.lower()} of its memory: {error}; one at base_url "
+                "must be started with --enable-memory-saver"
+            ) from error
 
     def discard(self, prepared: _Prepared) -> None:
         prepared.folder.cleanup()

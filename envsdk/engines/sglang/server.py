@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,14 +19,6 @@ STOP_GRACE_S = 20.0
 """Between the request to end and the kill; SGLang looks for the request every 5 s."""
 _TAIL_BYTES = 2000
 _GUARD = "envsdk.engines.sglang.guard"
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class ServerProcess:

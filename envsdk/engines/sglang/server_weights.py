@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envsdk.contracts.failures import EngineError
+from envsdk.contracts.held import Held
+from envsdk.engines.core import NO_WEIGHTS
 from envsdk.engines.engine import WeightReference
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.sglang.connection import Connection
@@ -18,6 +20,11 @@ from envsdk.weights.folders import optional_head, write_adapter, write_folder
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shape, checked, shapes_in
 from envsdk.weights.tensors import copies
+
+_TAGS = ("weights", "kv_cache")
+"""The server's names for the memory that each step of `Held` adds."""
+_DROPPED = -1
+"""Version of weights that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class ServerWeights:
         self._announced: str | None = None
         self._has_other_weights = False
         """Full weights replaced those in the model's folder."""
+        self._held = Held.ALL
 
     def in_folder(self, weights: WeightReference, temporary: Path, *, takes_adapters: bool) -> NewWeights:
         """Where the server finds them. EngineError when they are not the model's, or no adapter of it."""
@@ -103,12 +111,34 @@ class ServerWeights:
             await client.post("/unload_lora_adapter", {"lora_name": former})
         self.version = version
 
-    async def _read_full(self, folder: Path, stamp: str) -> None:
+    async def hold(self, held: Held) -> None:
+        """What the server holds of its devices; it has no request. Raises Unavailable or ReplyRefused.
+
+        EngineError when more is asked for than weights, and none came since they were dropped.
+        """
+        if held is Held.NOTHING and self._held:
+            await self._empty_cache()
+            await self._occupy("release", *_TAGS)
+            self.version, self._has_other_weights = _DROPPED, True
+        elif held is Held.ALL and self.version == _DROPPED:
+            raise EngineError(NO_WEIGHTS)
+        for tag in _TAGS[self._held : held]:
+            await self._occupy("resume", tag)
+        self._held = held if held is Held.NOTHING else max(self._held, held)
+
+    async def _occupy(self, verb: str, *tags: str) -> None:
+        path, seconds = f"/{verb}_memory_occupation", self._settings.update_timeout_s
+        await self._connection.client.post(path, {"tags": list(tags)}, timeout_s=seconds)
+
+    async def _empty_cache(self) -> None:
         # Right after a request's end the scheduler may still be at its last step, and an update that finds it
         # there cannot empty the cache, which ends the server. This waits, and fails instead.
-        client, silence_s = self._connection.client, self._settings.silence_timeout_s
-        await client.post(f"/flush_cache?timeout={silence_s:g}", timeout_s=2 * silence_s)
-        await client.post(
+        silence_s = self._settings.silence_timeout_s
+        await self._connection.client.post(f"/flush_cache?timeout={silence_s:g}", timeout_s=2 * silence_s)
+
+    async def _read_full(self, folder: Path, stamp: str) -> None:
+        await self._empty_cache()
+        await self._connection.client.post(
             "/update_weights_from_disk",
             {
                 "model_path": str(folder),

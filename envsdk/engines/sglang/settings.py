@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
+from envsdk.engines.sampling import SamplingShape
 
 SET_BY_ENGINE = {
     "model_path": "is the run's model (`pretrain`)",
@@ -25,6 +26,7 @@ SET_BY_ENGINE = {
     "enable_deterministic_inference": "is `deterministic`",
     "incremental_streaming_output": "is set",
     "weight_version": "is set with each update",
+    "enable_memory_saver": "is set where engines take turns with other roles (`actor_infer.offload`)",
     "preferred_sampling_params": "is not used: requests say how they are sampled",
     "speculative_algorithm": "is not used: its log-probabilities are not checked here",
     "disaggregation_mode": "is not used",
@@ -51,6 +53,7 @@ class SGLangSettings(PassThroughSettings):
     """
 
     needs = ("httpx2",)
+    scores_prompts = True
     common_arguments = COMMON_ARGUMENTS
     set_by_engine = SET_BY_ENGINE
 
@@ -130,6 +133,11 @@ class SGLangSettings(PassThroughSettings):
             num_devices=tp if isinstance(tp, int) and tp > 0 else 1,
         )
 
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        if self.logprobs != "sampling":
+            return "SGLang tells them with `logprobs: sampling` alone"
+        return "" if sampling.top_k else "SGLang tells them only with a top_k"
+
     def identity(self) -> dict[str, Any]:
         # Which of the server's arguments change a reply, and which only its speed, is not known.
         ways = {"python", "weights_folder", "api_key_env", "stream_interval", "max_retries", "backoff_s"}
@@ -153,6 +161,7 @@ def server_arguments(config: EngineConfig, settings: SGLangSettings, *, port: in
         "random_seed": config.seed,
         "incremental_streaming_output": True,
         "enable_deterministic_inference": settings.deterministic,
+        "enable_memory_saver": config.takes_turns,
         **(settings.model_extra or {}),
     }
     return list(_flags(arguments))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.engine import EngineFailure, ErrorKind
+from envsdk.engines.engine import EngineFailure, ErrorKind, PromptScores, TopTokens
 from envsdk.engines.engine_support.failures import TRANSIENT_STATUSES, ReplyRefused, Unavailable, error_text
 from envsdk.engines.engine_support.requests import change_fields, sglang_structure
 from envsdk.engines.refusals import bad_structure
@@ -39,6 +40,10 @@ class Delta:
     """Prompt tokens that were computed rather than found in the cache; sent with the finish reason."""
     told: str = ""
     """The server's words on an abort."""
+    sets: Sequence[Sequence[int]] = ()
+    """Tokens that could be drawn at the place of each of `token_ids`, where the server tells them."""
+    prompt_scores: PromptScores | None = None
+    """Where they are asked for: with the finish reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,11 @@ def generate_body(
         "stream": True,
         "return_logprob": settings.logprobs != "none",
         "return_sampling_mask": settings.logprobs == "sampling" and sampling.is_truncated,
+        **(
+            {"logprob_start_len": 0, "top_logprobs_num": sampling.top_logprobs}
+            if sampling.prompt_logprobs
+            else {}
+        ),
     }
 
 
@@ -144,6 +154,9 @@ class _MetaInfo(BaseModel):
     weight_versions: list[_Span] = []
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
     output_token_sampling_logprobs: list[float | None] = []
+    output_token_sampling_mask: list[Any] = []
+    input_token_logprobs: list[tuple[float | None, int, Any]] = []
+    input_top_logprobs: list[list[tuple[float, int, Any]] | None] = []
 
 
 class _Message(BaseModel):
@@ -182,15 +195,31 @@ def read_message(data: str, *, body: Mapping[str, Any], num_known: int, stamp: s
             f"sent {len(output_ids)}"
         )
     logprobs = _logprobs(meta, body, token_ids, num_new)
+    sets = _newest(meta.output_token_sampling_mask, num_new, meta.completion_tokens) or ()
     if finish is None:
-        return Delta(token_ids, logprobs, None)
+        return Delta(token_ids, logprobs, None, sets=sets)
     reason = _FINISH_REASONS.get(finish.type)
     if reason is None:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{finish.type}`")
     _check_stamps(meta, stamp)
     if reason is FinishReason.STOP and (not token_ids or finish.matched != token_ids[-1]):
         raise ReplyRefused(f"the server stopped at {finish.matched!r}, which is not the reply's last token")
-    return Delta(token_ids, logprobs, reason, max(0, meta.prompt_tokens - meta.cached_tokens), finish.message)
+    num_prefilled = max(0, meta.prompt_tokens - meta.cached_tokens)
+    scores = _prompt_scores(meta, body) if "logprob_start_len" in body else None
+    return Delta(token_ids, logprobs, reason, num_prefilled, finish.message, sets, scores)
+
+
+def _prompt_scores(meta: _MetaInfo, body: Mapping[str, Any]) -> PromptScores:
+    own, num_top = meta.input_token_logprobs[1:], body["top_logprobs_num"]
+    tops = [each or [] for each in meta.input_top_logprobs[1:]]
+    if [token for _, token, _ in own] != body["input_ids"][1:] or (num_top and len(tops) != len(own)):
+        raise ReplyRefused("the server's input_token_logprobs are not those of the prompt")
+    logprobs = np.array([logprob for logprob, _, _ in own], np.float32)
+    if not num_top:
+        return PromptScores(logprobs=logprobs)
+    pairs = np.array([[each[:2] for each in top] for top in tops], np.float64).reshape(len(own), num_top, 2)
+    top = TopTokens(token_ids=pairs[..., 1].astype(np.int32), logprobs=pairs[..., 0].astype(np.float32))
+    return PromptScores(logprobs=logprobs, top=top)
 
 
 _T = TypeVar("_T")

@@ -18,6 +18,7 @@ from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.engines.core import Counters
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.vllm.settings import OWNER, VLLMSettings, engine_args
@@ -28,6 +29,10 @@ _INSTALL = (
     "engine `vllm` needs the package vllm, which cannot be imported here: `pip install 'envsdk[vllm]'` for "
     "GPUs, or see docs/vllm.md for a CPU"
 )
+
+
+_TAGS = ("weights", "kv_cache")
+"""vLLM's names for the memory that each step of `Held` adds."""
 
 
 class StatLogger(Counters):
@@ -61,6 +66,7 @@ class AsyncLLMBackend:
         self._environment = environment
         self._llm: Any = None
         self._lora_request: Any = None
+        self._held = Held.ALL
 
     @classmethod
     def open(cls, config: EngineConfig, settings: VLLMSettings) -> AsyncLLMBackend:
@@ -178,6 +184,7 @@ class AsyncLLMBackend:
             token_ids=state.detokenizer.output_token_ids,
             logprobs=state.logprobs_processor.logprobs,
             weight_versions=state._weight_version_spans(),
+            sampling_mask=_sampling_mask(state.sampling_mask_chunks),
         )
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -222,12 +229,26 @@ class AsyncLLMBackend:
         """Tokens sampled from now on are of `version`."""
         await self._llm.update_weight_version(str(version))
 
+    async def hold(self, held: Held) -> None:
+        """Go to sleep, or wake up as far as that; frozen. Weights are loaded before more is asked for."""
+        if held is Held.NOTHING and self._held:
+            await self._llm.sleep(level=2, mode="keep")
+        for tag in _TAGS[self._held : held]:
+            await self._llm.wake_up([tag])
+        self._held = held if held is Held.NOTHING else max(self._held, held)
+
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # or it takes the end of its processes for a failure
             await asyncio.to_thread(llm.shutdown)
+
+
+def _sampling_mask(chunks: Sequence[Any]) -> Any | None:
+    """As a finished `CompletionOutput` has it."""
+    sets = [kept for chunk in chunks for kept in chunk.to_nested_list()]
+    return SimpleNamespace(token_ids=sets) if sets else None
 
 
 def _check_heads(model: Any) -> None:

@@ -12,13 +12,14 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.core import Counters, Reply, TaskCore
+from envsdk.engines.core import NO_WEIGHTS, Counters, Reply, TaskCore
 from envsdk.engines.engine import (
     EngineAbilities,
     EngineConfig,
@@ -30,14 +31,23 @@ from envsdk.engines.engine import (
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
-from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
+from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, ROUTED_EXPERTS, VLLMSettings, end_token
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
-from envsdk.engines.vllm.translate import read_output, read_progress, sampling_options, why_refused
+from envsdk.engines.vllm.translate import (
+    read_experts,
+    read_output,
+    read_progress,
+    sampling_options,
+    why_refused,
+)
 from envsdk.engines.vllm.weight_transfer import WeightsOnCard
 from envsdk.weights.folders import optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shapes, shapes_in
 from envsdk.weights.tensors import as_tensors
+
+_DROPPED = -1
+"""Version of weights that are gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +75,12 @@ class VLLMCore(TaskCore):
             prefix_reuse=settings.enable_prefix_caching,
             structured_output=self._end_token is not None,
             logit_changes=True,
+            prompt_logprobs=True,
             lora=settings.enable_lora,
             progress=True,
+            routed_experts=bool((settings.model_extra or {}).get(ROUTED_EXPERTS)),
             processed_logprobs=settings.logprobs == "sampling",
+            support=bool(settings.return_sampling_mask),
         )
         self.max_open = config.max_running
         self._backend = backend
@@ -107,12 +120,19 @@ class VLLMCore(TaskCore):
             output = await self._backend.generate(
                 request.request_id,
                 request.prompt_ids.tolist(),
-                sampling_options(request.sampling, room=self._sequence_length - len(request.prompt_ids)),
+                sampling_options(
+                    request.sampling,
+                    room=self._sequence_length - len(request.prompt_ids),
+                    experts_from=request.experts_from,
+                ),
                 priority=request.priority,
                 # A prefix computed under older weights has another salt, so it is not found.
                 cache_salt=str(self._version) if self._settings.kv_after_update == "keep" else None,
             )
-            reply.answer(read_output(request.request_id, output))
+            result = read_output(request.request_id, output)
+            if request.experts_from is not None:
+                result = replace(result, experts=read_experts(request, output.outputs[0]))
+            reply.answer(result)
         finally:
             self._in_vllm.discard(reply)
 
@@ -189,6 +209,13 @@ class VLLMCore(TaskCore):
         self._version = version
         if not is_frozen:
             await self._backend.thaw()
+
+    async def hold(self, held: Held) -> None:
+        if held is Held.NOTHING:
+            self._version, self._has_other_weights = _DROPPED, True
+        elif held is Held.ALL and self._version == _DROPPED:
+            raise EngineError(NO_WEIGHTS)
+        await self._backend.hold(held)
 
     def discard(self, prepared: _NewWeights) -> None:
         if prepared.staged is not None:

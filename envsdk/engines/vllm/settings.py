@@ -12,6 +12,7 @@ from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
+from envsdk.engines.sampling import SamplingShape
 
 WORKER_EXTENSION = "envsdk.engines.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"
@@ -20,6 +21,8 @@ CPU_KV_CACHE_BYTES = 1 << 30
 CPU_BLOCK_SIZE = 32
 """Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""
 
+ROUTED_EXPERTS = "enable_return_routed_experts"
+"""vLLM's argument by which it tells the experts that a mixture chose."""
 DEFAULT_MAX_LORA_RANK = 16
 """vLLM's own."""
 
@@ -38,6 +41,7 @@ SET_BY_ENGINE = {
     "disable_log_stats": "is set: the engine's health has the counters",
     "enable_log_requests": "is off",
     "stream_interval": "is not used: replies come whole",
+    "enable_sleep_mode": "is set where engines take turns with other roles (`actor_infer.offload`)",
     "data_parallel_size": "is 1; `actor_infer.num_engines` makes copies of the model",
     "runner": "is `generate`",
     "convert": "is not used",
@@ -49,6 +53,7 @@ class VLLMSettings(PassThroughSettings):
     """`strategy_config` of the `vllm` engine. Any other argument of `AsyncEngineArgs` is taken too."""
 
     needs = ("vllm",)
+    scores_prompts = True
     set_by_engine = SET_BY_ENGINE
 
     logprobs: Literal["sampling", "raw"] = "sampling"
@@ -82,6 +87,9 @@ class VLLMSettings(PassThroughSettings):
     """Longest sequence that vLLM prepares for; `sequence_length` when absent, and never less."""
     load_format: str = "auto"
     """How vLLM reads the model; `dummy` makes random weights."""
+    return_sampling_mask: bool | None = None
+    """Tell which tokens `top_k`, `top_p` and `min_p` leave; each request then needs a `top_k` and a
+    temperature above 0, and vLLM a GPU. When absent: where a run trains on replies so sampled."""
     log_level: str = "ERROR"
     """Level of vLLM's own messages."""
 
@@ -100,6 +108,17 @@ class VLLMSettings(PassThroughSettings):
             num_tokens,
             num_devices=self.tensor_parallel_size,
         )
+
+    def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
+        if self.return_sampling_mask is False:
+            return "return_sampling_mask is false"
+        if self.logprobs != "sampling":
+            return "vLLM tells them with `logprobs: sampling` alone"
+        bounded = all(each.top_k > 0 and each.temperature > 0 for each in (sampling, *others))
+        needed = (
+            "vLLM tells them only if all replies, evaluations included, have a top_k and a temperature > 0"
+        )
+        return "" if bounded else needed
 
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
@@ -144,7 +163,14 @@ def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -
         "worker_extension_cls": WORKER_EXTENSION,
         "disable_log_stats": True,
     }
+    if config.takes_turns and not on_cpu:  # on a CPU vLLM keeps its memory
+        args["enable_sleep_mode"] = True
     if on_cpu:
+        if settings.return_sampling_mask:
+            raise ConfigurationError(
+                "strategy_config.return_sampling_mask: vLLM tells only on a GPU which tokens could be drawn: "
+                "set it to false, and top_p to 1, top_k and min_p to 0, or take the engine `embedded`"
+            )
         args |= {
             "dtype": "float32",
             "enforce_eager": True,

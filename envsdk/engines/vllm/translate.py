@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import spans_within
-from envsdk.engines.engine import EngineFailure, GenerationRequest, GenerationResult, TokenDelta
+from envsdk.engines.engine import (
+    EngineFailure,
+    GenerationRequest,
+    GenerationResult,
+    PromptScores,
+    TokenDelta,
+    TopTokens,
+)
 from envsdk.engines.refusals import bad_structure, refused
 from envsdk.engines.sampling import LogitChanges, OutputStructure, SamplingParams
 from envsdk.engines.tagged_json import held_schema, lark_grammar
@@ -22,9 +30,12 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 _FINISH_REASONS = {str(reason): reason for reason in FinishReason if reason is not FinishReason.ERROR}
 
 
-def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
+def sampling_options(
+    sampling: SamplingParams, *, room: int, experts_from: int | None = None
+) -> dict[str, Any]:
     """Arguments of vLLM's `SamplingParams`; `room` is what the context leaves for the reply, in tokens."""
     return {
+        **({} if experts_from is None else {"routed_experts_prompt_start": experts_from}),
         "max_tokens": min(sampling.max_new_tokens, room),
         **sampling.shape(),
         **change_options(sampling.changes or LogitChanges()),
@@ -35,6 +46,7 @@ def sampling_options(sampling: SamplingParams, *, room: int) -> dict[str, Any]:
         "detokenize": False,
         "logprobs": 0,  # that of the sampled token alone
         "flat_logprobs": True,
+        "prompt_logprobs": sampling.top_logprobs if sampling.prompt_logprobs else None,
         "structured_outputs": None if sampling.structure is None else structure_options(sampling.structure),
     }
 
@@ -101,7 +113,25 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
         version_spans=version_spans(completion.weight_versions or (), len(token_ids)),
         finish_reason=reason,
         error=f"vLLM ended the reply: {completion.finish_reason}" if reason is FinishReason.ERROR else "",
+        support=_support(completion, 0),
+        prompt_scores=_prompt_scores(getattr(output, "prompt_logprobs", None)),
     )
+
+
+def read_experts(request: GenerationRequest, completion: Any) -> NDArray[np.int16] | None:
+    """The experts that the request asks for: vLLM's are of every layer. None where nothing was sampled.
+
+    ValueError where it told of others.
+    """
+    num_tokens = len(completion.token_ids)
+    if request.experts_from is None or num_tokens == 0:
+        return None
+    asked_for = len(request.prompt_ids) + num_tokens - 1 - request.experts_from
+    told = completion.routed_experts
+    if told is None or len(told) != asked_for:
+        found = "none" if told is None else len(told)
+        raise ValueError(f"vLLM told the experts of {found} tokens, asked for {asked_for}")
+    return np.asarray(told).astype(np.int16)
 
 
 def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelta | None:
@@ -115,7 +145,25 @@ def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelt
         token_ids=token_ids[num_known:],
         logprobs=logprobs[num_known:],
         version_spans=spans_within(version_spans(completion.weight_versions, count), num_known, count),
+        support=_support(completion, num_known),
     )
+
+
+def _prompt_scores(flat: Any) -> PromptScores | None:
+    """Of each position but the first vLLM tells the prompt's token, then the likeliest ones."""
+    if flat is None:
+        return None
+    starts, ends = flat.start_indices[1:], flat.end_indices[1:]
+    num_top = ends[0] - starts[0] - 1 if starts else 0
+    places = np.array(starts, np.int64)[:, None] + np.arange(1 + num_top)
+    logprobs = np.array(flat.logprobs, np.float32)[places]
+    top = TopTokens(token_ids=np.array(flat.token_ids, np.int32)[places[:, 1:]], logprobs=logprobs[:, 1:])
+    return PromptScores(logprobs=logprobs[:, 0], top=top if num_top else None)
+
+
+def _support(completion: Any, start: int) -> Support | None:
+    mask = getattr(completion, "sampling_mask", None)
+    return None if mask is None else Support.of(mask.token_ids[start : len(completion.token_ids)])
 
 
 def _tokens(completion: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -85,7 +85,7 @@ def _reader_of(path: Path) -> Callable[[Path], Iterator[Any]] | None:
         ".jsonl.gz": _unzipped,
         ".jsonl": _as_it_is,
         ".json": _json_list,
-        ".parquet": _parquet,
+        ".parquet": parquet_rows,
     }
     return next((read for suffix, read in readers.items() if path.name.lower().endswith(suffix)), None)
 
@@ -138,13 +138,14 @@ def _json_list(path: Path) -> Iterator[Any]:
     yield from value
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def parquet_rows(path: Path) -> Iterator[Any]:
+    """The rows as mappings. Raises ConfigurationError for what is no such file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            for batch in file.iter_batches(batch_size=256):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ConfigurationError(f"{path} is no Parquet file that can be read: {error}") from error

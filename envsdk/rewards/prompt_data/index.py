@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.base.store.atomic import make_folder, storage_error
+from envsdk.base.store.atomic import made_once, storage_error
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.chat import ChatTokenizer, TooManyTokens
 from envsdk.contracts.prompts import Message
@@ -238,18 +237,7 @@ def _joined(parts: Iterator[_Part], shown: str) -> dict[str, Any]:
 
 def _write(folder: Path, made: dict[str, Any]) -> None:
     """Put a folder of this name in place, unless another process did so before."""
-    make_folder(folder.parent)
-    try:
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making.") as temporary:
-            inside = Path(temporary) / "index"
-            inside.mkdir()
-            for name, array in made["arrays"].items():
-                np.save(inside / f"{name}.npy", array)
-            (inside / "index.json").write_text(json.dumps(made["about"]), encoding="utf-8")
-            try:
-                inside.rename(folder)
-            except OSError:
-                if not (folder / "index.json").is_file():
-                    raise
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
+    with made_once(folder) as inside:
+        for name, array in made["arrays"].items():
+            np.save(inside / f"{name}.npy", array)
+        (inside / "index.json").write_text(json.dumps(made["about"]), encoding="utf-8")

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from envsdk.base.processes.loop_locks import lock_of
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.containers import has_died, this_process
 from envsdk.rewards.sandbox.contract import (
@@ -319,7 +320,6 @@ class E2BBackend(RemoteBackend):
         """Whether the server is one of ours."""
         self._trees: dict[Path, str] = {}
         """Their names on the server: a tree does not change."""
-        self._sending: dict[Path, asyncio.Lock] = {}
 
     async def _probe(self) -> None:
         try:
@@ -364,7 +364,7 @@ class E2BBackend(RemoteBackend):
         names = {inside: await self._sent(path) for inside, path in image.binds.items()}
         tree = None
         if image.tree is not None:
-            async with self._sending.setdefault(image.tree, asyncio.Lock()):
+            async with lock_of((self, image.tree)):
                 tree = self._trees.get(image.tree)
                 if tree is None or not await self._has(tree):
                     tree = self._trees[image.tree] = await self._sent(image.tree)

@@ -184,16 +184,7 @@ class RemoteSandbox(ShellSandbox):
             argv = ["bash", "-c", f"echo {answer}{work.script}"]
         try:
             async with as_file(given) as stdin:
-                shell = Shell(
-                    argv=argv,
-                    stdin=stdin,
-                    user=work.user,
-                    env=work.env,
-                    timeout_s=work.timeout_s,
-                    keep=work.keep + 2 * len(answer),
-                    max_output=work.limits.output_bytes + len(answer),
-                )
-                finished = await self.container.shell(shell)
+                finished = await self.container.shell(_shell(work, argv, stdin, answer))
         except asyncio.CancelledError:
             await self._clean_up(work.user)
             raise
@@ -204,19 +195,8 @@ class RemoteSandbox(ShellSandbox):
 
     async def _run_on(self, descriptor: int, work: Work) -> Finished:
         argv = ["bash", "-c", 'cd -- "$1" && exec bash -c "$2"', "bash", work.cwd, work.script]
-        limit = work.limits.output_bytes
         try:
-            return await self.container.shell(
-                Shell(
-                    argv=argv,
-                    stdin=descriptor,
-                    user=work.user,
-                    env=work.env,
-                    timeout_s=work.timeout_s,
-                    keep=work.keep,
-                    max_output=limit,
-                )
-            )
+            return await self.container.shell(_shell(work, argv, descriptor))
         finally:
             await self._clean_up(work.user)
 
@@ -387,6 +367,19 @@ class RemoteBackend(ABC):
         """Close it with the others."""
         others = (other for other in self._sandboxes if not other.is_closed and other is not sandbox)
         self._sandboxes = [*others, sandbox]
+
+
+def _shell(work: Work, argv: Sequence[str], stdin: IO[bytes] | int, answer: str = "") -> Shell:
+    """Runs a work's script; `answer` is printed before what the script prints."""
+    return Shell(
+        argv=argv,
+        stdin=stdin,
+        user=work.user,
+        env=work.env,
+        timeout_s=work.timeout_s,
+        keep=work.keep + 2 * len(answer),
+        max_output=work.limits.output_bytes + len(answer),
+    )
 
 
 def _parts(source: Path, target: str) -> tuple[Path, str, str, str]:

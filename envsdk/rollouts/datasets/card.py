@@ -140,17 +140,8 @@ def _results(manifest: Manifest) -> str:
 
 
 def _row(name: str, tally: Tally) -> str:
-    low, high = wilson_interval(tally.num_successes, tally.num_scored)
-
-    def shown(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    solved = shown(tally.success_rate, ".1%") + (f" of {tally.num_scored:,}" if tally.num_failed else "")
-    return (
-        f"| {name} | {tally.num_episodes:,} | {solved} "
-        f"| {100 * low:.1f}-{high:.1%} | {shown(tally.mean_reward, '.3f')} "
-        f"| {shown(tally.mean_turns, '.1f')} | {tally.num_failed:,} |"
-    )
+    interval = wilson_interval(tally.num_successes, tally.num_scored)
+    return f"| {' | '.join([name, *tally.cells(interval)])} |"
 
 
 def _selection(manifest: Manifest) -> str:

@@ -39,7 +39,7 @@ from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import StorageError
 from envsdk.rollouts.datasets.card import CARD, card_text
 from envsdk.rollouts.datasets.formats import ExportFormat, export, make_formats
-from envsdk.rollouts.datasets.reading import DataSet, tag_records
+from envsdk.rollouts.datasets.reading import DataSet
 from envsdk.rollouts.datasets.selection import DUPLICATE, Deduplicator, Duplicates
 
 
@@ -142,12 +142,7 @@ def write_formats(folder: Path, manifest: Manifest, wanted: Sequence[ExportForma
     """Write the requested formats, and earlier ones that no longer match the shards."""
     asked = {format.name: format for format in wanted}
     earlier = make_formats(name for name in manifest.exports if name not in asked)
-    dataset = DataSet(
-        folder=folder,
-        shards=[folder / manifest.shards[number].file for number in sorted(manifest.shards)],
-        tags=tag_records(manifest.config),
-        manifest=manifest,
-    )
+    dataset = DataSet.collected(folder, manifest)
     for format in [*earlier, *wanted]:
         export(dataset, format, manifest)
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from envsdk.base.plugins import load_plugin
-from envsdk.base.store.atomic import fsync_path, storage_error
+from envsdk.base.store.atomic import replaced_folder
 from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, StorageError
@@ -199,10 +198,7 @@ def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
         return
     if folder.exists() and noted is None:
         raise StorageError(f"{folder} is there, and no export of this data set: move it away")
-    partial = folder.parent / f".{wanted.name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+    with replaced_folder(folder) as partial:
         num_episodes = wanted.export(dataset, partial)
         if num_episodes == 0:
             raise ConfigurationError(
@@ -216,13 +212,6 @@ def export(dataset: DataSet, wanted: ExportFormat, manifest: Manifest) -> None:
             "files": wanted.data_files(),
         }
         manifest.save(dataset.folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
-        fsync_path(folder.parent)
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _content_of(manifest: Manifest) -> str:

@@ -67,6 +67,12 @@ class DataSet:
     manifest: Manifest | None
     """None for a run's folder and for sessions of `envsdk serve`."""
 
+    @classmethod
+    def collected(cls, folder: Path, manifest: Manifest) -> DataSet:
+        """What is there of a collection."""
+        shards = [folder / manifest.shards[number].file for number in sorted(manifest.shards)]
+        return cls(folder=folder, shards=shards, tags=tag_records(manifest.config), manifest=manifest)
+
     def episodes(self) -> Iterator[Trajectory]:
         """One row group in memory at a time. StorageError names a file that is missing or damaged."""
         for _, trajectory in self.episodes_by_shard():
@@ -132,12 +138,7 @@ def _collection(folder: Path, manifest: Manifest) -> DataSet:
             f"{folder} is not complete: {len(manifest.shards)} of {manifest.num_planned} files are there. "
             "Repeat the command that collects it to continue"
         )
-    return DataSet(
-        folder=folder,
-        shards=[folder / manifest.shards[number].file for number in sorted(manifest.shards)],
-        tags=tag_records(manifest.config),
-        manifest=manifest,
-    )
+    return DataSet.collected(folder, manifest)
 
 
 def tag_records(config: Mapping[str, Any]) -> dict[str, TagRecord]:

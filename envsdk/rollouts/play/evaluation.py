@@ -176,8 +176,8 @@ class EvaluateOptions(TaskOptions):
     policy: str = "model"
     """Who plays: oracle, random, scripted, model, endpoint, a plug-in's name or package.module:Class."""
     model: Annotated[Path | None, Option(metavar="FOLDER_OR_CHECKPOINT")] = None
-    """For --policy model: a Hugging Face folder, a run, its checkpoints/step_N, or a model's name, such as
-    smollm2. The YAML's `pretrain` when absent."""
+    """For --policy model: a Hugging Face folder, a run, its checkpoints/best or step_N, a model's name
+    such as smollm2. The YAML's `pretrain` when absent."""
     opponent: Annotated[str | None, Option(metavar="NAME")] = None
     """Who plays the other roles of environments of several players: oracle, random, another policy by name,
     or what --model takes. The policy's role changes from task to task. As `players` says when absent."""

@@ -40,7 +40,7 @@
 
   const SIZES = { wide: [1150, 260], large: [560, 240], small: [340, 150] };
 
-  // series: [{name, color, points: [[step, value]], sparse}]; with `overTime`, seconds instead of steps.
+  // series: [{name, color, points: [[step, value]], band: [[step, low, high]], sparse}]; with `overTime`, seconds instead of steps.
   View.lineChart = (title, series, { percent = false, size = "large", low = null, high = null, about = null, overTime = false } = {}) => {
     const drawn = series.filter((one) => one.points.length);
     // Charts are scaled to their place, letters too: a wide one would be too small to read in a narrow window.
@@ -48,7 +48,7 @@
     const [width, height] = SIZES[size];
     const figure = h("figure", { class: `card chart ${size}` }, h("figcaption", { title }, title));
     if (!drawn.length) { figure.append(h("p", { class: "quiet" }, "No value yet.")); return figure; }
-    const all = drawn.flatMap((one) => one.points);
+    const all = drawn.flatMap((one) => [...one.points, ...(one.band || []).flatMap(([x, least, most]) => [[x, least], [x, most]])]);
     const xs = all.map(([x]) => x), ys = all.map(([, y]) => y);
     const x0 = Math.min(...xs), x1 = Math.max(...xs);
     let y0 = low === null ? Math.min(...ys) : low, y1 = high === null ? Math.max(...ys) : high;
@@ -71,6 +71,10 @@
       }
     }
     for (const one of drawn) {
+      if (one.band && one.band.length) {
+        const [least, most] = [1, 2].map((at) => smoothed(one.band.map((edge) => [edge[0], edge[at]])));
+        picture.append(svg("path", { class: `band f${one.color}`, d: path([...least, ...most.reverse()]) }));
+      }
       if (one.sparse) {
         picture.append(svg("path", { class: `line sparse s${one.color}`, d: path(one.points) }));
         for (const [x, y] of one.points) picture.append(svg("circle", { class: `f${one.color}`, cx: px(x), cy: py(y), r: 3.5 }));

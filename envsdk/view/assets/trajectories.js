@@ -15,7 +15,7 @@
   // How a column of the list is written, by the `form` that `columns.py` gives it.
   const WORDS = {
     text: (row, name) => row[name],
-    task: (row) => `${row.split} ${row.task}`,
+    task: (row) => row.task_name || `${row.split} ${row.task}`,
     use: (row) => [View.useWord(row.use), row.why ? h("span", { class: "quiet" }, ` ${row.why}`) : null],
   };
   const NUMBERS = {

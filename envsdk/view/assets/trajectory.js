@@ -26,6 +26,7 @@
   const chips = (turn) => {
     const found = [];
     const parts = turn.details ? turn.details.parts : {};
+    if (turn.is_replayed) found.push(h("span", { class: "warn" }, "replayed, not trained"));
     if (turn.reward && !turn.details) found.push(h("span", { class: turn.reward > 0 ? "good" : "bad" }, `reward ${View.signed(turn.reward, View.number)}`));
     if (turn.finish_reason !== "stop") found.push(h("span", { class: "warn" }, turn.finish_reason === "length" ? "cut off by its length" : turn.finish_reason));
     if (turn.calls) found.push(h("span", { class: { none: "", ok: "good", unknown_tool: "warn" }[turn.calls] ?? "bad" }, `tool call: ${turn.calls.replace(/_/g, " ")}`));

@@ -10,7 +10,7 @@ import pytest
 
 import envsdk
 from envsdk.collect import collect
-from envsdk.envs.swe.replies import format_reply
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe.tasks.runtime import runtime_python
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,13 +13,14 @@ import pytest
 from envsdk import as_sync
 from envsdk.base.processes.as_sync import loop_thread
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.envs.shell.commands import SENTINEL
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe import task_list as task_lists
 from envsdk.envs.swe import workspace
 from envsdk.envs.swe.env import SWEEnv, gold_command
 from envsdk.envs.swe.evaluator import Evaluation
 from envsdk.envs.swe.evaluator.validation import Validation
-from envsdk.envs.swe.observations import SENTINEL, SUBMIT_COMMAND, read_ending
-from envsdk.envs.swe.replies import format_reply
+from envsdk.envs.swe.observations import SUBMIT_COMMAND, read_ending
 from envsdk.envs.swe.tasks import Task
 from envsdk.rewards.sandbox import Image, SandboxError
 from envsdk.rewards.sandbox.fleet.backend import FleetBackend

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe.env import SWEEnv
 from envsdk.envs.swe.observations import SUBMIT_COMMAND
-from envsdk.envs.swe.replies import format_reply
 from envsdk.rewards.sandbox import Image, SandboxBackend
 from envsdk.rewards.sandbox.bubblewrap.backend import BubblewrapBackend
 from envsdk.rewards.sandbox.threads import in_thread

@@ -227,7 +227,7 @@ def test_what_is_wrong_is_named_with_file_record_and_field(
         ("rows.jsonl", b'{"a": 1}\n{"b"\n', "record 1: field 'instance_id'"),
         ("rows.jsonl", b"[1]\n", "record 1: must be an object, not int"),
         ("rows.jsonl", b"\xff\n", "is not UTF-8"),
-        ("rows.parquet", b"nothing", "cannot be read as Parquet"),
+        ("rows.parquet", b"nothing", "is no Parquet file that can be read"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, name: str, data: bytes, message: str) -> None:

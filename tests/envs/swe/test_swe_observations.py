@@ -3,16 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.observations import (
-    SENTINEL,
-    Ending,
-    holds_diff,
-    read_ending,
-    render_output,
-    render_task,
-    submitted_text,
-)
-from envsdk.envs.swe.replies import parse_reply
+from envsdk.envs.shell.commands import SENTINEL, render_output, submitted_text
+from envsdk.envs.shell.replies import parse_reply
+from envsdk.envs.swe.observations import Ending, holds_diff, read_ending, render_task
 
 DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-1\n+2\n"
 

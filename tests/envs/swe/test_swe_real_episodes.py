@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from envsdk import TextEnv, as_sync
+from envsdk.envs.shell.commands import SENTINEL
+from envsdk.envs.shell.replies import format_reply
 from envsdk.envs.swe.env import SWEEnv
-from envsdk.envs.swe.observations import SENTINEL, SUBMIT_COMMAND
-from envsdk.envs.swe.replies import format_reply
+from envsdk.envs.swe.observations import SUBMIT_COMMAND
 
 TASK = "slotcache__recency"
 FIX = """python - <<'EOF'

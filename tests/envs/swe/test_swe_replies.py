@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.replies import ACTION_FORMATS, format_reply, parse_reply
+from envsdk.envs.shell.replies import ACTION_FORMATS, format_reply, parse_reply
 
 commands = st.text(min_size=1).map(str.strip).filter(lambda text: text and "\n```" not in text)
 

@@ -29,12 +29,12 @@ from envsdk.envs.swe.tasks import (
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.patches import diff, parse
-from envsdk.envs.swe.tasks.record import record
 from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.rewards.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
 from envsdk.rewards.sandbox.bubblewrap.system import shown_folders, this_system
+from tests.envs.swe.recorded_outcomes import record
 
 TASKS = shipped_tasks()
 TWO = list({task.repo: task for task in TASKS}.values())[:2]

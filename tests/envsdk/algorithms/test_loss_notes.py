@@ -12,13 +12,13 @@ from envsdk.algorithms.loss_settings import notes
 OFF = {"is_weight": {"enabled": False}}
 
 
-def said(*, one_step: bool = False, staleness: int = 0, truncated: bool = False, **keys: Any) -> str:
+def said(*, one_step: bool = False, staleness: int = 0, truncated: str = "", **keys: Any) -> str:
     return "\n".join(
         notes(
             AlgorithmArgs(**keys),
             one_optimizer_step=one_step,
             max_staleness=staleness,
-            truncated_sampling=truncated,
+            unknown_support=truncated,
         )
     )
 
@@ -53,10 +53,10 @@ def test_an_asynchronous_run_without_any_correction_is_named() -> None:
 
 def test_truncated_sampling_is_told_with_what_it_does_to_the_loss() -> None:
     for keys in ({}, {"pg_variant": "cispo"}, {"train_infer_correction": {**OFF, "filters": [{}]}}):
-        assert "top_p, top_k, min_p or structured_output" in said(truncated=True, **keys)
-        assert "ratios to the behavior policy compare two different" in said(truncated=True, **keys)
+        assert "top_p, top_k, min_p or structured_output" in said(truncated="why", **keys)
+        assert "ratios to the behavior policy compare two different" in said(truncated="why", **keys)
     assert "the gradient is that of a distribution which nothing" in said(
-        truncated=True, train_infer_correction=OFF
+        truncated="why", train_infer_correction=OFF
     )
 
 

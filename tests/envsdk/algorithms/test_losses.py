@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from envsdk.algorithms.kl import K3_MAX_WEIGHT, kl_estimate
 from envsdk.algorithms.logits import LogitTransform, projected_tokens, token_logprobs_and_entropy
 from envsdk.algorithms.losses import value_loss
+from envsdk.contracts.support import Support
 
 logprobs = st.floats(-2.9, -0.01)
 values = st.floats(-5, 5)
@@ -157,7 +159,7 @@ def test_scores_and_gradients_without_logits_are_those_of_logits(
     transform = LogitTransform(scale, softcap)
     found = projected_tokens(hidden, weight, ids, dtype=torch.float32, transform=transform, **settings)
     tops = torch.log_softmax(logits / temperature, -1).amax(-1)
-    torch.testing.assert_close(tuple(found), (*expected, tops.detach()), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(tuple(found[:3]), (*expected, tops.detach()), rtol=1e-6, atol=1e-6)
     assert found.entropy_N.requires_grad == entropy_gradient
 
     def gradients(logprobs: torch.Tensor, entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -167,3 +169,41 @@ def test_scores_and_gradients_without_logits_are_those_of_logits(
         return torch.autograd.grad(loss, (hidden, weight))
 
     torch.testing.assert_close(gradients(*found[:2]), gradients(*expected), rtol=0, atol=1e-5)
+
+
+@given(st.integers(0, 2**16), st.sampled_from([1.0, 0.6]))
+@settings(max_examples=30, deadline=None)
+def test_truncated_scores_are_those_of_the_tokens_that_could_be_drawn(seed: int, temperature: float) -> None:
+    """Against autograd over the few logits: with logits and without, with two more tokens at each place."""
+    generator = np.random.default_rng(seed)
+    hidden = torch.tensor(generator.normal(size=(7, 5)), dtype=torch.float32, requires_grad=True)
+    weight = torch.tensor(generator.normal(size=(11, 5)), dtype=torch.float32, requires_grad=True)
+    sets = [generator.permutation(11)[: generator.integers(0, 6)].tolist() for _ in range(7)]
+    ids = torch.tensor([each[0] if each else 3 for each in sets])
+    further = torch.tensor([[each[-1] if each else 4, each[0] if each else 3] for each in sets])
+    kept = {"temperature": temperature, "entropy_gradient": True, "support": Support.of(sets)}
+    with patch("envsdk.algorithms.logits.LOGITS_AT_ONCE", 33):  # three tokens
+        found = projected_tokens(hidden, weight, ids, dtype=torch.float32, further_NK=further, **kept)
+    logits = hidden @ weight.t()
+    all_ids = torch.cat([ids[:, None], further], -1)
+    plain, entropy = token_logprobs_and_entropy(logits, all_ids, **kept)
+    scores = torch.cat([found.logprobs_N[:, None], found.further_NK], -1)
+    brute, brute_entropy = [], []
+    for row, each, asked in zip(logits, sets, all_ids, strict=True):
+        z = row / temperature
+        own = z[each] if each else z
+        brute.append(z[asked] - own.logsumexp(0))
+        p = torch.softmax(own, 0)
+        brute_entropy.append(-(p * p.log()).sum())
+    for one, other in ((scores, found.entropy_N), (plain, entropy)):
+        torch.testing.assert_close(one, torch.stack(brute), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(other, torch.stack(brute_entropy), atol=1e-5, rtol=1e-5)
+    factors = torch.tensor(generator.normal(size=(7, 4)), dtype=torch.float32)
+
+    def gradients(of_ids: torch.Tensor, of_entropy: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = (factors[:, :3] * of_ids).sum() + (factors[:, 3] * of_entropy).sum()
+        return torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+
+    expected = gradients(torch.stack(brute), torch.stack(brute_entropy))
+    torch.testing.assert_close(gradients(scores, found.entropy_N), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients(plain, entropy), expected, atol=1e-4, rtol=1e-4)

@@ -11,6 +11,7 @@ import yaml
 from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
+from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL
 from envsdk.contracts.failures import ConfigurationError
@@ -182,7 +183,7 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("actor_train.strategy_args.strategy_name: deepspeed_train", "strategy_name", "fsdp2_train"),
         ("sft_train: {x: 1}", "sft_train", "envsdk sft"),
         ("chosen_key: chosen", "chosen_key", "DPO"),
-        ("student_train: {x: 1}", "student_train", "distillation"),
+        ("student: {x: 1}", "student", "writes them itself"),
         ("pretrain: Qwen/Qwen2.5-VL-7B-Instruct", "pretrain", "images"),
         ("actor_train.data_args.video_fps: 2", "video_fps", "video"),
         ("whiten_rewards: true", "whiten_rewards", "reward_normalize_mean"),
@@ -194,8 +195,8 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("actor_train.model_update_frequency: 2", "model_update_frequency", "sync_interval"),
         ("actor_train.model_args.lora_dropout: 0.1", "lora_dropout", "set 0"),
         ("actor_train.model_args.additional_target: x", "additional_target", "lora_rank"),
-        ("use_opd: true", "use_opd", "envsdk sft"),
-        ("is_pure_opd: true", "is_pure_opd", "envsdk sft"),
+        ("use_opd: true", "use_opd", "needs a `teacher`"),
+        ("is_pure_opd: true", "is_pure_opd", "needs a `teacher`"),
         ("user_defined_rollout_loop_cls: a.B", "user_defined_rollout_loop_cls", "group_filters"),
         ("train_env_manager.llm_proxy.proxy_type: openai", "proxy_type", "envsdk collect"),
     ],
@@ -240,7 +241,6 @@ def test_the_attention_of_a_file_is_that_of_the_trainer_that_can_choose(
 @pytest.mark.parametrize(
     "key",
     [
-        "max_ckpt_to_keep: 3",
         "otlp_output_dir: x",
         "transfer_backend.backend_name: x",
         "router_args.router_name: SglangRouter",
@@ -501,3 +501,53 @@ def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:
     ours = set(RunConfig.model_fields)
     rows = [row.key for row in ROLL.rows if row.applies is None and not row.only_their_files]
     assert not ours & set(rows)
+
+
+STUDENT = """
+hydra: {run: {dir: .}}
+pretrain: small/model
+max_steps: 3
+rollout_batch_size: 4
+num_return_sequences_in_group: 2
+prompt_length: 32
+response_length: 32
+adv_estimator: reinforce
+student_train:
+  training_args: {learning_rate: 1.0e-6, per_device_train_batch_size: 1, warmup_steps: 0}
+  data_args: {file_name: [absent.jsonl]}
+  strategy_args: {strategy_name: megatron_train}
+  device_mapping: list(range(0,2))
+student_infer:
+  generating_args: {max_new_tokens: 32, top_p: 0.99, top_k: 100, temperature: 0.99}
+  strategy_args: {strategy_name: sglang}
+teacher:
+  mathematician:
+    model_args: {model_name_or_path: large/model, dtype: bf16}
+    strategy_args: {strategy_name: megatron_infer}
+    device_mapping: list(range(0,2))
+    tag_included: [dapo]
+    opd_kl_coef: 0.5
+  programmer: {model_args: {model_name_or_path: code/model}, tag_included: [kod]}
+rewards:
+  math_rule: {worker_cls: math, tag_included: [dapo]}
+  code_rule: {worker_cls: math, tag_included: [kod]}
+"""
+
+
+def test_a_student_is_the_policy_and_its_teachers_are_ours(tmp_path: Path) -> None:
+    path = tmp_path / "opd.yaml"
+    path.write_text(STUDENT)
+    config = load_config(path, to_explain=True).config
+    assert config.actor_train.strategy_args.strategy_name == "megatron_train"
+    assert config.actor_infer.generating_args.top_k == 100
+    found = {name: (each.pretrain, each.tags, each.coef) for name, each in config.teachers.items()}
+    assert found == {
+        "mathematician": ("large/model", ["math_rule"], 0.5),
+        "programmer": ("code/model", ["code_rule"], 1.0),
+    }
+    assert {each.strategy_args.strategy_name for each in config.teachers.values()} == {"sglang"}
+    assert (config.distill_as, config.distill_reward_coef) == ("advantage", 0.0)
+    assert not [note for note in algorithm_notes(config) if "top_p" in note]
+    mixed = STUDENT.replace("student_train", "actor_train").replace("student_infer", "actor_infer")
+    path.write_text(f"use_opd: true\n{mixed}")
+    assert load_config(path, to_explain=True).config.distill_reward_coef == 1.0

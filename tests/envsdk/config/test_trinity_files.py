@@ -210,6 +210,18 @@ def test_groups_that_hardly_differ_are_left_out() -> None:
     assert (filtered["name"], filtered["std_threshold"]) == ("std_filter", 0.0001)
 
 
+def test_the_selectors_become_samplers() -> None:
+    at = "buffer.explorer_input.taskset.task_selector"
+    loaded = load(f"{at}={{selector_type: difficulty_based, kwargs: {{target_reward: 0.5, tau: 0}}}}").config
+    assert loaded.as_dict()["task_sampler"] == {"name": "difficulty", "target": 0.5, "temperature": 0}
+    loaded = load(f"{at}={{selector_type: offline_easy2hard, feature_keys: [pass_rate]}}").config
+    assert loaded.task_sampler.args == {"columns": ["pass_rate"], "higher_is": "easier"}
+    assert loaded.as_dict()["actor_train"]["data_args"]["shuffle"] is False
+    for kind in ("offline_easy2hard", "mine"):
+        with pytest.raises(ConfigurationError, match=f"{kind} is not there: take sequential"):
+            load(f"{at}={{selector_type: {kind}}}")
+
+
 def test_a_math_workflow_is_a_domain_with_its_reward_and_its_prompt() -> None:
     loaded = config()
     reward = loaded.custom_envs["gsm8k"].env_config["reward"]
@@ -395,7 +407,7 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         ),
         ("algorithm.policy_loss_fn_args={clip: 1}", "policy_loss_fn_args", "clip"),
         ("algorithm.kl_loss_fn=abs", "kl_loss_fn", "k1, k2, k3"),
-        ("mode=colocate", "mode", "take both"),
+        ("mode=colocate", "mode", "for one GPU and one engine"),
         ("stages=[{stage_name: warm}]", "stages", "envsdk sft"),
         ("model.tinker={enable: true}", "model.tinker.enable", "GPUs of your own"),
         ("model.model_path=Qwen/Qwen2.5-VL-3B", "model.model_path", "text alone"),

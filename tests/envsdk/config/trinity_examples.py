@@ -63,7 +63,15 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
     ),
     ("RAFT_alfworld/RAFT_alfworld_7B RAFT_alfworld/RAFT_reflect_alfworld_7B", (f"{_KIND}=raft",)),
     ("bench/external_model", ("model.external_model={enable: true}",)),
-    ("bots/bots", ("buffer.explorer_input.taskset.data_selector={selector_type: difficulty_based}",)),
+    (
+        "bots/bots",
+        (
+            f"{_WORKFLOW}=bots_math_boxed_workflow",
+            "buffer.explorer_input.taskset.task_selector={selector_type: difficulty_based, "
+            "feature_keys: [a], kwargs: {m: 16, target_reward: 0.5, tau: 0, do_sample: true}}",
+            "data_processor.experience_pipeline.operators=[{name: pass_rate_calculator}]",
+        ),
+    ),
     ("bots/ref_eval_collect", (f"{_WORKFLOW}=bots_ref_eval_collect_math_boxed_workflow",)),
     ("dpo_human_in_the_loop/dpo dpo_humanlike/dpo", (f"{_KIND}=dpo",)),
     ("entropy/clipb", ("algorithm.advantage_fn=clipb",)),
@@ -83,7 +91,10 @@ GROUPS: Sequence[tuple[str, tuple[str, ...]]] = (
     ),
     ("mix_chord/mix_chord mix_chord/mix_chord_toolace", (f"{_KIND}=mix_chord",)),
     ("mix_math/mix_math", (f"{_KIND}=mix",)),
-    ("opd_gsm8k/opd_gsm8k", (f"{_KIND}=on_policy_distill",)),
+    (
+        "opd_gsm8k/opd_gsm8k",
+        (f"{_KIND}=on_policy_distill", f"{_WORKFLOW}=on_policy_distill_workflow", _JUDGE),
+    ),
     ("opd_gsm8k/opd_gsm8k_jsd", (f"{_KIND}=jsd",)),
     ("sft_mot/sft", (f"{_KIND}=sft",)),
     ("tinker/tinker", ("model.tinker={enable: true}",)),

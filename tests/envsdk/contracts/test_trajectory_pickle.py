@@ -11,13 +11,17 @@ import pytest
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.prompts import TagPrompts
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 
 
-def episode(*, has_tokens: bool) -> Trajectory:
+def episode(*, has_tokens: bool, has_support: bool = False) -> Trajectory:
     log = TokenLog()
     log.append_prompt([5, 6, 7])
-    log.append_sampled([8, 9], [-0.1, -0.7], [VersionSpan(version=3, start=0, end=2)])
+    spans = [VersionSpan(version=3, start=0, end=2)]
+    log.append_sampled(
+        [8, 9], [-0.1, -0.7], spans, support=Support.of([[8, 2], [9]]) if has_support else None
+    )
     turn = Turn(
         observation="S F",
         reply="right",
@@ -67,3 +71,9 @@ def test_a_pickled_trajectory_comes_back_with_every_field(has_tokens: bool) -> N
                 there, here = getattr(after.tokens, name), getattr(before.tokens, name)
                 assert there.dtype == here.dtype
                 np.testing.assert_array_equal(there, here)
+
+
+def test_the_tokens_that_could_be_drawn_come_along() -> None:
+    after = pickle.loads(pickle.dumps(episode(has_tokens=True, has_support=True)))
+    assert after.tokens.support.counts.tolist() == [0, 0, 0, 2, 1]
+    assert after.tokens.support.ids.tolist() == [8, 2, 9]

@@ -82,6 +82,10 @@ class Behavior:
     """While set, nothing but `/generate` is answered."""
     tokenizer: Path | None = None
     """Its folder; None as with --skip-tokenizer-init."""
+    memory_saver: bool = True
+    """As with --enable-memory-saver."""
+    occupied: list[list[str]] = field(default_factory=list)
+    """What was released after each call about memory."""
     enable_lora: bool = False
     max_lora_rank: int = 16
     num_stale_reads: int = 0
@@ -96,6 +100,7 @@ class _Request:
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     sampling_logprobs: list[float] = field(default_factory=list)
+    sampling_mask: list[list[int]] = field(default_factory=list)
     num_told: int = 0
     finish: dict[str, Any] | None = None
     to_finish: bool = False
@@ -126,6 +131,7 @@ class Engine:
         self.weight_version = "default"
         self.crash = ""
         self._logits = logits
+        self.released: set[str] = set()
         self._turn = threading.Condition()
         self._states: dict[str, _Request] = {}
         """Known to the tokenizer manager."""
@@ -228,6 +234,7 @@ class Engine:
     def update_weights(self, body: dict[str, Any]) -> tuple[bool, str]:
         with self._turn:
             self.behavior.updates.append(body)
+            assert "weights" not in self.released
             try:
                 self._logits = read_table(Path(body["model_path"]))
             except (KeyError, ValueError) as error:
@@ -241,6 +248,20 @@ class Engine:
                 self._cache.clear()
             self._record_version(body["weight_version"])
             return True, "Succeeded to update model weights."
+
+    def occupy(self, resumes: bool, tags: list[str]) -> str:
+        """Why not; empty when it is done."""
+        with self._turn:
+            if not self.behavior.memory_saver:
+                return "torch_memory_saver is not enabled"
+            if not self.is_fully_idle():
+                return "release_memory_occupation should be called only when server is idle."
+            assert all((tag in self.released) == resumes for tag in tags)
+            self.released = self.released - set(tags) if resumes else self.released | set(tags)
+            if "weights" in tags:
+                self._logits = np.full_like(self._logits, np.nan)
+            self.behavior.occupied.append(sorted(self.released))
+            return ""
 
     def load_adapter(self, name: str, folder: Path) -> str:
         """Why not; empty when it is there."""
@@ -289,6 +310,7 @@ class Engine:
             time.sleep(self.behavior.token_s if slow else 0)
 
     def _step(self) -> None:
+        assert not (self.released and self._running)
         while self._waiting and len(self._running) < self.max_running:
             request = self._waiting.pop(0)
             request.cached = self._reuse(request.adapter, request.body["input_ids"][:-1])
@@ -336,6 +358,7 @@ class Engine:
         request.output_ids.append(token)
         request.logprobs.append(float(plain[token]))
         request.sampling_logprobs.append(float(truncated[token]))
+        request.sampling_mask.append(np.flatnonzero(np.isfinite(truncated)).tolist())
         room = self.context_length - len(request.body["input_ids"])
         if request.to_finish:
             told = {"message": "Aborted", "status_code": None, "err_type": None}
@@ -361,9 +384,12 @@ class Engine:
         if body["return_logprob"]:
             pairs = zip(request.logprobs[start:], request.output_ids[start:], strict=True)
             meta["input_token_logprobs"] = []
+            if body.get("logprob_start_len") == 0:
+                meta |= self._scored(body["input_ids"], body["top_logprobs_num"])
             meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_logprobs"] = request.sampling_logprobs[start:]
+            meta["output_token_sampling_mask"] = request.sampling_mask[start:]
         if request.finish:
             starts = 0
             meta["weight_versions"] = []
@@ -371,6 +397,13 @@ class Engine:
                 meta["weight_versions"].append({"version": version, "start": starts, "end": end})
                 starts = end
         request.messages.append({"output_ids": request.output_ids[start:], "meta_info": meta})
+
+    def _scored(self, ids: list[int], num_top: int) -> dict[str, Any]:
+        rows = [log_softmax(self._logits[token % VOCAB_SIZE]) for token in ids[:-1]]
+        own = [[float(row[token]), token, None] for row, token in zip(rows, ids[1:], strict=True)]
+        tops = [[[float(row[v]), int(v), None] for v in np.argsort(-row)[:num_top]] for row in rows]
+        told = {"input_token_logprobs": [[None, ids[0], None], *own]}
+        return told | ({"input_top_logprobs": [None, *tops]} if num_top else {})
 
     def load(self) -> dict[str, Any]:
         with self._turn:
@@ -452,6 +485,9 @@ class _Handler(QuietHandler):
                 engine.abort("", abort_all=True)
             engine.update_weight_version(body["new_version"])
             self.answer(200, {"success": True, "new_version": body["new_version"]})
+        elif url.path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            problem = engine.occupy(url.path.startswith("/resume"), body["tags"])
+            self.answer(500 if problem else 200, {"detail": problem} if problem else None)
         elif url.path == "/load_lora_adapter":
             self.answer_lora(engine.load_adapter(body["lora_name"], Path(body["lora_path"])))
         elif url.path == "/unload_lora_adapter":

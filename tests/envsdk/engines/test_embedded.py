@@ -185,7 +185,7 @@ def test_processed_logprobs_equal_an_independent_computation(
     )
     plan = SamplingPlan.of([filtered, plain, filtered, plain], torch.device("cpu"))
     draws = torch.from_numpy(uniforms(seed, 4))
-    tokens, logprobs, _ = sample(torch.from_numpy(logits), draws, plan)
+    tokens, logprobs, *_ = sample(torch.from_numpy(logits), draws, plan)
 
     for row, params in enumerate([filtered, plain, filtered, plain]):
         scaled = logits[row].astype(np.float64) / params.temperature
@@ -225,7 +225,7 @@ def test_a_token_without_probability_is_never_drawn(draw: float) -> None:
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 20:40] = torch.randn(20, generator=torch.Generator().manual_seed(0))
     plan = SamplingPlan.of([SamplingParams(max_new_tokens=1)], torch.device("cpu"))
-    tokens, logprobs, _ = sample(logits, torch.tensor([draw]), plan)
+    tokens, logprobs, *_ = sample(logits, torch.tensor([draw]), plan)
     assert 20 <= int(tokens[0]) < 40
     assert torch.isfinite(logprobs).all()
 

@@ -204,12 +204,19 @@ def test_versions_cover_a_reply_once_or_are_refused(lengths: list[int], first: i
     assert versions == [first + number for number, length in enumerate(lengths) for _ in range(length)]
 
 
-@pytest.mark.parametrize("name", ["routed_experts", "sampling_mask"])
-def test_what_nothing_reads_is_refused_by_name_at_the_start(name: str, server: FakeServer) -> None:
-    server.behavior.extras = {name: [[1, 2]]}
-    option = f"--enable-return-{name.replace('_', '-')}"
-    with pytest.raises(EngineError, match=f"`{name}`, which nothing here reads: start it without `{option}`"):
+def test_what_nothing_reads_is_refused_by_name_at_the_start(server: FakeServer) -> None:
+    server.behavior.extras = {"routed_experts": [[1, 2]]}
+    with pytest.raises(EngineError, match="`routed_experts`, which nothing here reads: start it without"):
         one_reply(config_for(server, protocol="generate"))
+
+
+def test_a_sampling_mask_is_the_support_of_the_reply(server: FakeServer) -> None:
+    every = list(range(64))
+    server.behavior.extras = {"sampling_mask": [every]}
+    result = one_reply(config_for(server, protocol="generate"))
+    assert result.support is not None
+    assert result.support.counts.tolist() == [64] * len(result.token_ids)
+    assert result.support.ids.tolist() == every * len(result.token_ids)
 
 
 def test_a_server_without_generate_and_structures_it_does_not_know_are_refused(server: FakeServer) -> None:

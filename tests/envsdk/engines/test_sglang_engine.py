@@ -33,6 +33,7 @@ from sglang_server import TABLE, FakeSGLang, Respond, distributions, read_table,
 
 from envsdk.config import load_config
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.engine import EngineConfig, PauseMode, WeightReference
 from envsdk.engines.engine_host import EngineHost
@@ -561,3 +562,40 @@ asyncio.run(main())
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
     owner.wait()
+
+
+def test_memory_is_given_back_and_weights_come_before_the_cache(
+    config: EngineConfig, server: FakeSGLang, other: Path
+) -> None:
+    async def ask(engine: SGLangEngine) -> None:
+        await engine.pause(PauseMode.KEEP)
+        await engine.hold(Held.NOTHING)
+        later = engine.submit(request(max_new_tokens=8))
+        await engine.hold(Held.WEIGHTS)
+        await engine.load_weights(other, 1)
+        await engine.hold(Held.ALL)
+        await engine.resume()
+        check_logprobs(await later, [read_table(other)] * 2)
+
+    play(replace(config, takes_turns=True), ask)
+    assert server.behavior.occupied == [["kv_cache", "weights"], ["kv_cache"], []]
+
+
+@pytest.mark.parametrize(
+    ("saver", "held", "expected"),
+    [(False, Held.NOTHING, "--enable-memory-saver"), (True, Held.ALL, "no new ones were loaded")],
+)
+def test_memory_that_cannot_come_or_go_ends_the_engine(
+    saver: bool, held: Held, expected: str, config: EngineConfig, server: FakeSGLang
+) -> None:
+    server.behavior.memory_saver = saver
+
+    async def ask(engine: SGLangEngine) -> None:
+        await engine.pause(PauseMode.KEEP)
+        if held is Held.ALL:
+            await engine.hold(Held.NOTHING)
+        with pytest.raises(EngineError, match=expected):
+            await engine.hold(held)
+        assert expected in engine.health().error
+
+    play(config, ask)

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from envsdk.base.net.rendezvous import free_port
 from envsdk.contracts.failures import EngineError
 from envsdk.engines.engine import EngineConfig, WeightReference
 from envsdk.engines.sglang.engine import SGLangEngine
-from envsdk.engines.sglang.server import ServerProcess, free_port
+from envsdk.engines.sglang.server import ServerProcess
 from envsdk.engines.sglang.settings import SGLangSettings, server_arguments
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite
@@ -69,7 +70,7 @@ class TestSGLangServerConforms(CoreSuite):
     def _serve(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         cls.folder = write_model(tmp_path_factory.mktemp("model"), 0)
         cls.other = write_model(tmp_path_factory.mktemp("other"), 1)
-        port = free_port()
+        port = free_port("127.0.0.1")
         cls.base_url = f"http://127.0.0.1:{port}"
         config = EngineConfig(model=cls.folder, sequence_length=cls.sequence_length, max_running=128)
         settings = SGLangSettings(structured_output=True)

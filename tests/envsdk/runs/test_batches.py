@@ -7,10 +7,12 @@ import pytest
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.failures import Boundary, Failure, TrainerError
+from envsdk.contracts.support import Support
+from envsdk.contracts.trainer import TeacherScores
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
 from envsdk.managers.rollout_batch import RolloutBatch
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, token_ids
+from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
 from tests.envsdk.contracts.trees import Node, planted
 from tests.trajectories import trajectory_with
@@ -89,6 +91,40 @@ def test_masked_trajectories_are_not_in_the_batch_and_their_rewards_count() -> N
     assert prepared.metrics["advantage/masked_max_len"] == pytest.approx(1 / 3)
     assert prepared.metrics["advantage/masked"] == pytest.approx(1 / 3)
     assert prepared.nothing_left == ""
+
+
+@pytest.mark.parametrize("distill_as", ["advantage", "loss"])
+def test_a_teacher_counts_where_it_scored_and_beside_it_the_rewards_by_their_weight(distill_as: str) -> None:
+    group = [episode(1.0), episode(0.0)]
+    plain = prepare_batch(AlgorithmArgs(), 0, group, ModelScores()).batch.sequences
+    of_first = TeacherScores(logprobs=np.array([0, 0, -0.25, 0, 0, -1.0], np.float32), coef=2.0)
+    args = AlgorithmArgs(distill_as=distill_as, distill_reward_coef=0.5)
+    prepared = prepare_batch(args, 0, group, ModelScores(teacher=[of_first, None]))
+    taught, alone = prepared.batch.sequences
+    np.testing.assert_array_equal(alone.advantages, plain[1].advantages)
+    expected = 0.5 * plain[0].advantages
+    if distill_as == "advantage":
+        expected = expected + np.array([0, 0, 0.5, 0, 0, -1.0])
+    np.testing.assert_allclose(taught.advantages, expected, rtol=1e-6)
+    assert taught.teacher is (None if distill_as == "advantage" else of_first)
+    assert prepared.metrics["distill/kl_per_token"] == pytest.approx((-0.25 + 0.5) / 2)
+
+
+def test_the_tokens_that_could_be_drawn_reach_the_trainer_by_segment() -> None:
+    played = episode(1.0)
+    assert supports([played]) == []
+    assert played.tokens is not None
+    told = Support.of([[], [], [3, 9], [], [], [3]])
+    played = replace(played, tokens=replace(played.tokens, support=told))
+    [found, nothing] = supports([played, episode(0.0)])
+    assert (found, nothing) == (told, None)
+    batch = prepare_batch(AlgorithmArgs(), 0, [played, episode(0.0)], ModelScores()).batch
+    assert batch.sequences[0].support is told
+    branched = replace(
+        played,
+        turns=[played.turns[0], replace(played.turns[1], follows=-1)],
+    )
+    assert [each and each.ids.tolist() for each in supports([branched])] == [[3, 9], [3]]
 
 
 def test_a_batch_that_masks_empty_says_which_did() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envsdk.contracts.failures import ConfigurationError, StorageError
-from envsdk.runs.checkpoints import KEEP_LAST, RunState, find_checkpoint, write_checkpoint
+from envsdk.runs.checkpoints import RunState, find_checkpoint, link_best, write_checkpoint
 
 
 def state(step: int) -> RunState:
@@ -67,18 +67,47 @@ def test_what_a_killed_writer_left_is_neither_found_nor_in_the_way(tmp_path: Pat
     assert not partial.exists()
 
 
-def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
-    for step in range(1, 8):
-        write_checkpoint(tmp_path, state(step), save)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == [f"step_{step:06d}" for step in range(8 - KEEP_LAST, 8)]
+def kept(run_dir: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step_")) for path in (run_dir / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps"), [(0, [1, 2, 3, 4, 5]), (1, [5]), (2, [4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_the_newest_checkpoints_stay(keep: int, steps: list[int], tmp_path: Path) -> None:
+    for step in range(1, 6):
+        write_checkpoint(tmp_path, state(step), save, keep=keep)
+    assert kept(tmp_path) == steps
+
+
+def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> None:
+    link_best(tmp_path, None)
+    for step in range(1, 6):
+        write_checkpoint(tmp_path, state(step), save, keep=2, spared={2})
+        link_best(tmp_path, 2)
+    best = tmp_path / "checkpoints" / "best"
+    assert kept(tmp_path) == [2, 4, 5]
+    assert best.resolve().name == "step_000002"
+    assert not best.readlink().is_absolute()  # the run's folder may be moved
+    found = find_checkpoint(tmp_path, str(best))
+    assert found is not None
+    assert found.state.step == 2
+    newest = find_checkpoint(tmp_path, "auto")
+    assert newest is not None
+    assert newest.state.step == 5
+    write_checkpoint(tmp_path, state(6), save, keep=2, spared={6})
+    link_best(tmp_path, 6)
+    assert kept(tmp_path) == [5, 6]
+    assert best.resolve().name == "step_000006"
+    link_best(tmp_path, 0)  # a run that went back has no best one
+    assert not best.is_symlink()
 
 
 def test_a_run_that_went_back_continues_from_what_it_wrote_last(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40):
-        write_checkpoint(tmp_path, state(step), save)
+        write_checkpoint(tmp_path, state(step), save, keep=3)
     for step in (15, 20):  # resumed from step 10
-        written = write_checkpoint(tmp_path, state(step), save)
+        written = write_checkpoint(tmp_path, state(step), save, keep=3)
         found = find_checkpoint(tmp_path, "auto")
         assert found is not None
         assert (found.folder, found.state.step) == (written, step)
@@ -100,17 +129,17 @@ def test_checkpoints_without_a_number_are_ordered_by_their_step(tmp_path: Path) 
 def test_a_checkpoint_killed_while_it_was_removed_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in range(1, KEEP_LAST + 1):
-        write_checkpoint(tmp_path, state(step), save)
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, state(step), save, keep=3)
     monkeypatch.setattr("envsdk.runs.checkpoints.shutil.rmtree", lambda *_, **__: None)
-    write_checkpoint(tmp_path, state(KEEP_LAST + 1), save)
+    write_checkpoint(tmp_path, state(4), save, keep=3)
     monkeypatch.undo()
     found = find_checkpoint(tmp_path, "auto")
     assert found is not None
-    assert found.state.step == KEEP_LAST + 1
+    assert found.state.step == 4
     assert not (tmp_path / "checkpoints" / "step_000001").exists()
-    write_checkpoint(tmp_path, state(KEEP_LAST + 2), save)
-    assert len(list((tmp_path / "checkpoints").iterdir())) == KEEP_LAST
+    write_checkpoint(tmp_path, state(5), save, keep=3)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
 def test_a_named_checkpoint_must_be_one(tmp_path: Path) -> None:

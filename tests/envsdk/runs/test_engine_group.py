@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ import ray
 
 from envsdk.config import RayArgs
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
-from envsdk.engines.engine_pool import PoolConfig
+from envsdk.engines.engine_pool import EngineState, PoolConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.engine_group import EngineGroup, EngineGroupSpec
 from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
@@ -126,7 +126,8 @@ async def put_on_cards(group: Group, trainer: str, **engines: str) -> None:
         return trainer
 
     group.trainer.card = card  # type: ignore[method-assign]
-    group._cards = {name: group._card_there(name, which) for name, which in engines.items()}
+    for name, which in engines.items():
+        group._way.came(name, group._way.nodes[name], which)
     await group.choose_transport()
 
 
@@ -175,6 +176,20 @@ async def test_an_engine_that_comes_back_while_the_trainer_learns_waits_for_its_
         await until(lambda: group.joined == [("one", 1)])
 
 
+async def test_an_engine_that_dies_while_others_have_its_device_waits_for_its_turn(tmp_path: Path) -> None:
+    async with engine_group(tmp_path, "one") as group:
+        await group.publish(0)
+        await group.hold(Held.NOTHING)
+        os.kill(min(engine_processes()), signal.SIGKILL)
+        await until(lambda: group.pool.state("one") is EngineState.DOWN)
+        assert group.pool.num_restarts == 0
+        await group.hold(Held.WEIGHTS)
+        await group.publish(1)
+        await group.hold(Held.ALL)
+        await until(lambda: group.joined == [("one", 1)])
+        await group.hold(Held.NOTHING)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), ray.exceptions.OutOfMemoryError("low")])
 async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again(
@@ -194,7 +209,7 @@ async def test_an_engine_that_dies_before_it_says_where_it_runs_is_started_again
 
     async with engine_group(tmp_path, "one") as group:
         await group.publish(0)
-        group._transport = Transport.OBJECT_STORE
+        group._way.in_memory = Transport.OBJECT_STORE
         make = group._new_actor
 
         def first_dies(name: str) -> Any:
@@ -221,7 +236,7 @@ async def test_weights_stay_on_the_card_that_all_share(tmp_path: Path) -> None:
         # One that is started again says itself what it has, which here is main memory.
         os.kill(min(engine_processes()), signal.SIGKILL)
         await until(lambda: group.joined != [])
-        assert len(set(group._cards.values())) == 2
+        assert len(set(group._way._cards.values())) == 2
 
 
 @pytest.mark.slow
@@ -245,7 +260,7 @@ async def test_weights_go_through_main_memory_where_cards_are_shared_by_some(tmp
 
 async def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one") as group:
-        group._spec = replace(group._spec, transport="cuda_ipc")
+        group._way._asked_for = "cuda_ipc"
         with pytest.raises(ConfigurationError, match="cuda_ipc, but the trainer has its weights in main mem"):
             await group.choose_transport()
 

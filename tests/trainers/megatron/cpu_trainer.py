@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
+from envsdk.contracts.held import Held
 from envsdk.trainers.megatron.trainer import MegatronTrainer
+from envsdk.trainers.offload import DeviceMemory
 from tests.trainers.megatron import cpu_shim
 
 
@@ -15,3 +20,26 @@ class MegatronOnCpu(MegatronTrainer):
     @classmethod
     def check_device(cls) -> None:
         cpu_shim.install()
+
+
+class ApartMemory(DeviceMemory):
+    """Main memory as if it were a device's: what leaves is copied, and gone from where it was."""
+
+    is_apart = True
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+
+class MegatronApart(MegatronOnCpu):
+    """`MegatronOnCpu` that really moves what it does not hold."""
+
+    def hold(self, held: Held) -> None:
+        for away in self._away:
+            away.memory = ApartMemory(torch.device("cpu"))
+        super().hold(held)
+        assert all(
+            bool(each.untyped_storage().nbytes()) is bool(held) for each in self._optimizer.tensors()[0]
+        )
+        for each in self._optimizer.tensors()[2]:
+            assert bool(each.untyped_storage().nbytes()) is (held is Held.ALL)

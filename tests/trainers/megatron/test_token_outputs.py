@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from ranks import run_ranks
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TrainerRank
 
 VOCAB_SIZE, TEMPERATURE = 11, 0.7
+SUPPORT = Support.of([[], [5, 1, 10], [6], [7, 10], [], [7, 0, 2, 9]])
 
 
 def of_a_rank(rank: TrainerRank) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def of_a_rank(rank: TrainerRank) -> dict[str, Any]:
         group=dist.group.WORLD,
         temperature=TEMPERATURE,
         entropy_gradient=True,
+        support=SUPPORT,
     )
     (weights[0] * logprobs + weights[1] * entropy).sum().backward()
     parts = torch.full((2, 2), float(rank.rank + 1), requires_grad=True)
@@ -59,7 +62,7 @@ def test_they_are_those_of_the_whole_vocabulary_and_each_rank_gets_its_own_gradi
     logits, ids, weights = drawn()
     logits.requires_grad_()
     logprobs, entropy = token_logprobs_and_entropy(
-        logits, ids, temperature=TEMPERATURE, entropy_gradient=True
+        logits, ids, temperature=TEMPERATURE, entropy_gradient=True, support=SUPPORT
     )
     (weights[0] * logprobs + weights[1] * entropy).sum().backward()
     found = run_ranks(2, of_a_rank)

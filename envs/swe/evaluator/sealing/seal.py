@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from envsdk.base.store.atomic import write_json_atomically
+from envsdk.base.processes.loop_locks import lock_of
+from envsdk.base.store.atomic import made_once, write_json_atomically
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
 from envsdk.envs.swe.evaluator.limits import allowed_s
@@ -38,9 +38,8 @@ from envsdk.envs.swe.evaluator.sealing.tolerance import tolerant_files
 from envsdk.envs.swe.evaluator.sealing.values import fields_of, holds
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
-from envsdk.envs.swe.tasks.runtime import install, swe_cache
+from envsdk.envs.swe.tasks.runtime import swe_cache
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
-from envsdk.envs.swe.tasks.trees import building
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.rewards.sandbox.scratch import scratch_folder
 from envsdk.rewards.sandbox.threads import in_thread
@@ -51,8 +50,6 @@ VERSION = 7
 """Counted up when tests are sealed differently."""
 _MAX_RUNS = 12
 """Runs of gold, before a task's tests are left as they are."""
-
-_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, defaultdict[Path, asyncio.Lock]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +96,7 @@ async def sealed_tests(
     content = await asyncio.to_thread(task.content_hash)
     identity = f"{VERSION} {backend.name} {content} {image.tree} {image.python} {tests.name}"
     target = swe_cache() / "sealed" / hashlib.sha256(identity.encode()).hexdigest()[:24]
-    locks = _locks.setdefault(asyncio.get_running_loop(), defaultdict(asyncio.Lock))
-    async with locks[target]:
+    async with lock_of(target):
         if not target.is_dir():
             maker = await asyncio.to_thread(_Maker, task, image, tests, installed, backend)
             await maker.make()
@@ -157,12 +153,11 @@ class _Maker:
             self._seal = Seal(problem=str(error), gold_s=self._seal.gold_s)
 
     def write(self, target: Path) -> None:
-        with building(target) as folder:
+        with made_once(target) as folder:
             if not self._seal.problem:
                 _copy(self._tests, folder / "tests")
                 _lay(folder / "tests", self._sealed)
             write_json_atomically(folder / "seal.json", asdict(self._seal))
-            install(folder, target)
 
     async def _make(self) -> None:
         plain = await self._run({})

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap.roots import digest
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, is_number
 from envsdk.rewards.sandbox.contract import (
@@ -39,37 +40,7 @@ _NO_PACKAGES = (
     "`host` has no package manager: name a root folder by `images` in its place, see docs/swe-sandbox.md."
 )
 _COPIED = "/tmp/.envsdk-copied"
-_UNPACK = """\
-umask 022
-target=$1
-if [ "$2" ]; then
-    [ -d "$target" ] && target=${target%/}/$2
-    mkdir -p -- "$(dirname -- "$target")" && rm -f -- "$target" || exit
-    tar -xOf - > "$target" && chmod "$3" -- "$target"
-else
-    mkdir -p -- "$target" && tar -xpf - -C "$target" --no-same-owner --keep-directory-symlink
-fi
-"""
-"""Standard input is an archive: for the folder $1; or of one file, $2 of mode $3, for the place $1."""
-_PACK = f"""\
-shopt -s dotglob nullglob
-IFS= chosen=() files=() follow=()
-for source in "$@"; do
-    found=($source)
-    [ -e "${{found[0]}}" ] || {{ echo "there is no $source"; exit 1; }}
-    for place in "${{found[@]}}"; do
-        if [ -d "$place" ]; then
-            chosen+=(-C "$place" .)
-        else
-            chosen+=(-C "${{place%/*}}/" "${{place##*/}}") files+=("$place")
-            [ ! -L "$place" ] || follow=(--dereference)
-        fi
-    done
-done
-tar -cf {_COPIED} $mode "${{follow[@]}}" --hard-dereference "${{chosen[@]}}" || exit
-[ "${{#chosen[@]}} ${{#files[@]}}" != "3 1" ] || stat -Lc %a -- "$files"
-"""
-"""Archives files, and of folders their content; prints the mode where there is one file and nothing else."""
+_COPY_IN, _COPY_OUT = scripts.script("copy_in"), scripts.script("copy_out")
 
 
 async def build_on_layers(backend: BubblewrapBackend, build: Build) -> Image:
@@ -181,7 +152,7 @@ class _Builder:
             other = await self.backend.start(replace(origin, workdir="/"), limits=self.build.limits)
             try:
                 mode = "" if copy.mode is None else f"--mode={copy.mode:o}"
-                script = f"set -- {shlex.join(sources)}; mode={mode}\n{_PACK}"
+                script = f"set -- {shlex.join(sources)}; mode={mode} copied={_COPIED}\n{_COPY_OUT}"
                 result = await other.exec(script, timeout_s=self.build.timeout_s, user="root")
                 self._check(result, copy.line, "COPY")
                 packed = await other.read(_COPIED, max_bytes=MAX_COPY_BYTES)
@@ -207,7 +178,7 @@ class _Builder:
             mode = f"{copy.mode:o}"
         archive.flush()
         archive.seek(0)
-        script = f"set -- {shlex.join([copy.target, name, mode])}\n{_UNPACK}"
+        script = f"set -- {shlex.join([copy.target, name, mode])}\n{_COPY_IN}"
         result = await sandbox.exec(
             script, timeout_s=self.build.timeout_s, stdin=archive.fileno(), user="root"
         )

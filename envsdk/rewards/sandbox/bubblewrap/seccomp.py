@@ -100,8 +100,9 @@ def filter_program(machine: str, *, one_owner: bool = False) -> bytes | None:
         lines += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(errno.EPERM))]
     for number in architecture.owners.values() if one_owner else ():
         lines += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _refuse(0))]
-    lines += _on(architecture.socket, _only(_FIRST_ARGUMENT, SOCKET_FAMILIES, errno.EAFNOSUPPORT))
-    lines += _on(architecture.ioctl, _none_of(_SECOND_ARGUMENT, (_TIOCSTI, _TIOCLINUX), errno.EPERM))
+    families = _one_of(_FIRST_ARGUMENT, SOCKET_FAMILIES, _ALLOW, _refuse(errno.EAFNOSUPPORT))
+    controls = _one_of(_SECOND_ARGUMENT, (_TIOCSTI, _TIOCLINUX), _refuse(errno.EPERM), _ALLOW)
+    lines += [*_on(architecture.socket, families), *_on(architecture.ioctl, controls)]
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
@@ -111,21 +112,9 @@ def _on(number: int, check: Sequence[tuple[int, int, int, int]]) -> list[tuple[i
     return [(_JUMP_EQUAL, 0, len(check), number), *check]
 
 
-def _only(argument: int, allowed: Sequence[int], error: int) -> list[tuple[int, int, int, int]]:
-    jumps = [(_JUMP_EQUAL, len(allowed) - index, 0, value) for index, value in enumerate(allowed)]
-    return [
-        (_LOAD_WORD, 0, 0, argument),
-        *jumps,
-        (_RETURN, 0, 0, _refuse(error)),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-
-
-def _none_of(argument: int, refused: Sequence[int], error: int) -> list[tuple[int, int, int, int]]:
-    jumps = [(_JUMP_EQUAL, len(refused) - index, 0, value) for index, value in enumerate(refused)]
-    return [
-        (_LOAD_WORD, 0, 0, argument),
-        *jumps,
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _refuse(error)),
-    ]
+def _one_of(
+    argument: int, values: Sequence[int], then: int, otherwise: int
+) -> list[tuple[int, int, int, int]]:
+    """The answer `then` where the argument is one of these values."""
+    jumps = [(_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
+    return [(_LOAD_WORD, 0, 0, argument), *jumps, (_RETURN, 0, 0, otherwise), (_RETURN, 0, 0, then)]

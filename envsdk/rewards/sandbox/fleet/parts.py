@@ -12,6 +12,8 @@ from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
 
 FULL_S = 2.0
 """A host that says it is full is asked again after so long."""
+PATIENCE_S = 10.0
+"""A user is told of a request that waits longer."""
 _MAX_DOUBLINGS = 32
 
 
@@ -167,6 +169,8 @@ class Kind:
     key: Hashable
     waiting: dict[int, float] = field(default_factory=dict)
     """Requests in their order, and when their budgets are over."""
+    has_said: bool = False
+    """Whether a user was told that they wait; until all are answered."""
     warm: deque[Sandbox] = field(default_factory=deque)
     num_starting: int = 0
     """Without trials, which may well fail."""
@@ -180,6 +184,7 @@ class Kind:
     """Requests, each counted less the longer ago it came."""
 
     def ask(self, request: int, until_s: float, now_s: float, demand_s: float) -> None:
+        self.has_said = self.has_said and bool(self.waiting)
         self.waiting[request] = until_s
         self._asked = 1.0 + self._asked * math.exp((self.asked_at_s - now_s) / demand_s)
         self.asked_at_s = now_s

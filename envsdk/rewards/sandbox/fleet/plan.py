@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from envsdk.rewards.sandbox.fleet import parts
@@ -30,11 +31,17 @@ def settle(state: FleetState) -> Iterator[Command]:
 
 
 def refuse_late(state: FleetState) -> Iterator[Command]:
-    """Answer those whose budgets are over."""
+    """Answer those whose budgets are over, and tell once of those that wait long."""
     for kind in state.kinds.values():
         for request in [one for one, until_s in kind.waiting.items() if until_s <= state.now_s]:
             del kind.waiting[request]
-            yield parts.Refuse(request, _problems(state, kind))
+            why = f"no host started a sandbox in time ({_problems(state, kind)})"
+            yield parts.Refuse(request, why)
+        left_s = min(kind.waiting.values(), default=math.inf) - state.now_s
+        if not kind.has_said and left_s <= state.config.start_timeout_s - parts.PATIENCE_S:
+            kind.has_said = True
+            why = _problems(state, kind)
+            yield parts.News(f"a sandbox waits for a place, for at most {left_s:.0f} s more ({why})")
 
 
 def _lease(state: FleetState, kind: Kind) -> Iterator[Command]:
@@ -111,12 +118,12 @@ def _oldest(kind: Kind) -> int:
 
 
 def _problems(state: FleetState, kind: Kind) -> str:
-    """Why a request was not answered in time, host by host."""
+    """Why a request was not answered yet, host by host."""
     said = [
         f"{host.name}: {kind.unfit.get(host.name) or host.problem or _load(host)}"
         for host in state.hosts.values()
     ]
-    return f"no host started a sandbox in time ({'; '.join(said) or 'there is none'})"
+    return "; ".join(said) or "there is none"
 
 
 def _load(host: Host) -> str:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
-from envsdk.base.processes.interrupts import on_stop_signals
+from envsdk.base.net.serving import serve_until_stopped
 from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Argument, Options
 from envsdk.base.settings.validation import validated
@@ -51,7 +51,15 @@ def command(options: SandboxdOptions) -> None:
     that is made up and shown once.
     """
     require("envsdk sandboxd", "e2b", "starlette", "uvicorn")
-    asyncio.run(_serve(_settings(options), options))
+    from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
+
+    settings = _settings(options)
+    server = SandboxServer(settings, host=options.host, port=options.port)
+
+    def on_serving() -> None:
+        say(f"serving sandboxes of {settings.backend} at {server.url}", flush=True)
+
+    asyncio.run(serve_until_stopped(server, f"{options.host}:{options.port}", on_serving))
 
 
 def _settings(options: SandboxdOptions) -> ServerSettings:
@@ -70,25 +78,6 @@ def _settings(options: SandboxdOptions) -> ServerSettings:
     if options.backend is not None:
         values["backend"] = options.backend
     return validated(ServerSettings, values, str(options.settings or TOKEN_VARIABLE))
-
-
-async def _serve(settings: ServerSettings, options: SandboxdOptions) -> None:
-    from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
-
-    stop = asyncio.Event()
-    on_stop_signals(stop.set)
-    server = SandboxServer(settings, host=options.host, port=options.port)
-    try:
-        await server.start()
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot serve on {options.host}:{options.port}: {error.strerror}; give another --host or --port"
-        ) from error
-    try:
-        say(f"serving sandboxes of {settings.backend} at {server.url}", flush=True)
-        await stop.wait()
-    finally:
-        await server.close()
 
 
 app, main = command_of(SandboxdOptions, command, name="envsdk sandboxd")

@@ -39,7 +39,7 @@ _HOST = re.compile(r"\d+-([a-z0-9]+)\.")
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_FILES = 1000
 """Files of one upload."""
-_STATUSES = {2: 404, 13: 403, 1: 403, 30: 403, 28: 507, 122: 507, 27: 507, 11: 429, 5: 500}
+_STATUSES = {2: 404, 13: 403, 1: 403, 30: 403, 28: 507, 122: 507, 27: 507, 11: 503, 5: 500}
 """Status by the number of an error inside; others are 400."""
 
 
@@ -133,9 +133,9 @@ async def _download(box: Box, path: str) -> Response:
 async def _uploaded(box: Box, request: Request) -> list[dict[str, str]]:
     kind = request.headers.get("content-type", "")
     path = request.query_params.get("path", "")
-    most = box.limits.file_mb << 20
     if not kind.startswith("multipart/form-data"):
-        return [await _write(box, path, _plain(request, most))]
+        return [await _write(box, path, _plain(request))]
+    most = box.limits.file_mb << 20
     if int(request.headers.get("content-length") or most) > most * 2:
         raise Refused(413, f"the upload is longer than {most * 2} bytes")
     async with request.form(max_files=MAX_FILES, max_fields=8) as form:
@@ -156,6 +156,8 @@ async def _write(box: Box, path: str, content: AsyncIterator[bytes]) -> dict[str
         try:
             async for chunk in content:
                 await running.write(chunk)
+                if running.exited is not None:  # such as at the sandbox's limit on files
+                    break
         except BaseException:
             await running.end()
             raise
@@ -164,16 +166,12 @@ async def _write(box: Box, path: str, content: AsyncIterator[bytes]) -> dict[str
     return {"name": found["name"], "type": found["type"], "path": found["path"]}
 
 
-async def _plain(request: Request, most: int) -> AsyncIterator[bytes]:
+async def _plain(request: Request) -> AsyncIterator[bytes]:
     """The body, unpacked where it is gzip."""
     is_packed = request.headers.get("content-encoding") == "gzip"
     unpack = zlib.decompressobj(16 + zlib.MAX_WBITS) if is_packed else None
-    total = 0
     async for chunk in request.stream():
         for part in _parts(chunk, unpack):
-            total += len(part)
-            if total > most:
-                raise Refused(413, f"the file is longer than {most} bytes")
             yield part
 
 

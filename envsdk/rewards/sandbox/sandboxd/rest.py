@@ -200,14 +200,7 @@ class Rest:
         return Response(status_code=204)
 
     def _started(self, box: Box) -> dict[str, Any]:
-        return {
-            "templateID": box.template,
-            "sandboxID": box.id,
-            "clientID": "envsdk",
-            "envdVersion": ENVD_VERSION,
-            "envdAccessToken": box.access_token,
-            "domain": self._boxes.settings.domain,
-        }
+        return {**_named(box), "domain": self._boxes.settings.domain}
 
 
 def _check_memory(asked: Asked) -> None:
@@ -249,15 +242,21 @@ def _matches(box: Box, query: Any) -> bool:
     )
 
 
-def _detail(box: Box) -> dict[str, Any]:
+def _named(box: Box) -> dict[str, Any]:
     return {
         "templateID": box.template,
         "sandboxID": box.id,
         "clientID": "envsdk",
-        "startedAt": _time(box.started_at),
-        "endAt": _time(box.ends_at),
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": box.access_token,
+    }
+
+
+def _detail(box: Box) -> dict[str, Any]:
+    return {
+        **_named(box),
+        "startedAt": _time(box.started_at),
+        "endAt": _time(box.ends_at),
         "cpuCount": 1,
         "memoryMB": box.limits.memory_mb,
         "diskSizeMB": box.limits.disk_mb,

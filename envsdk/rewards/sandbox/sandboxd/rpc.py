@@ -50,9 +50,10 @@ _CODES = {
     errno.EACCES: Code.PERMISSION_DENIED,
     errno.EPERM: Code.PERMISSION_DENIED,
     errno.EROFS: Code.PERMISSION_DENIED,
-    errno.ENOSPC: Code.RESOURCE_EXHAUSTED,
-    errno.EDQUOT: Code.RESOURCE_EXHAUSTED,
-    errno.EAGAIN: Code.FAILED_PRECONDITION,  # E2B's SDK words the other as a limit on requests
+    # E2B's SDK words RESOURCE_EXHAUSTED as a limit on requests.
+    errno.ENOSPC: Code.FAILED_PRECONDITION,
+    errno.EDQUOT: Code.FAILED_PRECONDITION,
+    errno.EAGAIN: Code.FAILED_PRECONDITION,
     errno.EIO: Code.INTERNAL,
 }
 """Code by the number of an error inside; others are INVALID_ARGUMENT."""
@@ -196,6 +197,8 @@ async def _followed(running: Running, ctx: RequestContext[Any, Any]) -> AsyncIte
                     yield kind(event=Oneof("keepalive", kind.KeepAlive()))
                 continue
             if isinstance(event, Exited):
+                if (box := CURRENT.get()).sandbox is None:
+                    raise SandboxError(f"sandbox {box.id} has ended, and the command with it")
                 yield kind(event=Oneof("end", _end(event)))
                 return
             yield kind(event=Oneof("data", kind.DataEvent(output=_output(running, event))))

@@ -29,6 +29,7 @@ from envsdk.base.store.trajectories import (
 )
 from envsdk.contracts.failures import Boundary, Failure, StorageError
 from envsdk.contracts.players import Seat
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenArrays, Trajectory, Turn
 from tests.envsdk.base.store.kept_files import KEPT, kept_trajectories
 from tests.trajectories import trajectory_with
@@ -51,6 +52,7 @@ def token_arrays(draw: st.DrawFn) -> TokenArrays:
         response_mask=values(st.integers(0, 1), np.int8),
         behavior_logprobs=values(st.floats(allow_nan=False, width=32), np.float32),
         versions=values(int32, np.int32),
+        support=draw(st.none() | st.lists(st.lists(int32), min_size=length, max_size=length).map(Support.of)),
     )
 
 
@@ -94,8 +96,17 @@ def same(left: Trajectory, right: Trajectory) -> bool:
     if (left.tokens is None) != (right.tokens is None):
         return False
     if left.tokens is not None and right.tokens is not None:
-        for field in dataclasses.fields(TokenArrays):
-            one, other = getattr(left.tokens, field.name), getattr(right.tokens, field.name)
+        one_support, other_support = left.tokens.support, right.tokens.support
+        if (one_support is None) != (other_support is None):
+            return False
+        pairs = [
+            (getattr(left.tokens, field.name), getattr(right.tokens, field.name))
+            for field in dataclasses.fields(TokenArrays)
+            if field.name != "support"
+        ]
+        if one_support is not None and other_support is not None:
+            pairs += [(one_support.counts, other_support.counts), (one_support.ids, other_support.ids)]
+        for one, other in pairs:
             if one.dtype != other.dtype or not np.array_equal(one, other):
                 return False
     return dataclasses.replace(left, tokens=None) == dataclasses.replace(right, tokens=None)
@@ -117,16 +128,18 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have three more, which only say something of episodes with several segments or players."""
+    """New files have five more, which only say something of episodes with several segments or players, and of
+    truncated sampling."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
     write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
     new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
     table = new.read()
-    for name in ("follows", "roles", "seats"):
+    later = ["follows", "roles", "seats", "support_counts", "support_ids"]
+    for name in later:
         assert table.column(name).null_count == len(table)
-    table = table.drop_columns(["follows", "roles", "seats"])
+    table = table.drop_columns(later)
     assert table.schema.equals(old.schema_arrow)
     assert table.equals(old.read())
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}

@@ -104,6 +104,21 @@ def test_a_request_that_no_host_answers_is_refused_when_its_budget_is_over_and_s
     assert "a: no disk; b: 1 of 4 places taken, 1 starting" in refused.why
 
 
+def test_a_request_that_waits_long_says_so_once_with_what_it_waits_for() -> None:
+    core = fleet("a", places=1)
+    held = lease(core, 0)
+    for request in (1, 2):
+        core.request(request, "k")
+    said = of_type(wait(core, 60), News)
+    assert [news.text for news in said] == [
+        "a sandbox waits for a place, for at most 110 s more (a: 1 of 1 places taken, 0 starting)"
+    ]
+    core.given_back(held)
+    (start,) = of_type(core.ended(held), Start)
+    held = of_type(core.started(start.sandbox), Lease)[0].sandbox
+    assert of_type(wait(core, 30), News) == []
+
+
 def test_a_host_that_is_full_is_asked_again_later_and_has_not_failed() -> None:
     core = fleet("a", max_failures=1)
     core.request(0, "k")

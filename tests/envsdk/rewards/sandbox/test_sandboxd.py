@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
+from connectrpc.errors import ConnectError
 from e2b import (
     AsyncSandbox,
     AuthenticationException,
     CommandExitException,
     FileNotFoundException,
+    NotEnoughSpaceException,
     RateLimitException,
     SandboxException,
     SandboxNotFoundException,
@@ -23,7 +26,9 @@ from e2b import (
     SandboxState,
     TimeoutException,
 )
+from e2b.envd.rpc import handle_rpc_exception
 
+from envsdk.rewards.sandbox.sandboxd.rpc import told
 from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
 from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 
@@ -193,7 +198,7 @@ async def test_a_time_out_ends_a_sandbox(server: SandboxServer, open_sandbox: Op
     ended = await open_sandbox(timeout=60)
     handle = await ended.commands.run("sleep 1000", background=True)
     await ended.set_timeout(0)
-    with pytest.raises(CommandExitException):
+    with pytest.raises(SandboxNotRunningException, match="end of life"):
         await handle.wait()
     assert not await ended.is_running()
     with pytest.raises(SandboxNotFoundException):
@@ -400,5 +405,22 @@ async def test_bodies_that_are_too_long_are_refused(server: SandboxServer, sandb
     headers = {"X-API-KEY": OURS}
     async with httpx2.AsyncClient(base_url=server.url, headers=headers) as client:
         assert (await client.post("/v2/sandboxes", content=b" " * (2 << 20))).status_code == 413
-    with pytest.raises(SandboxException, match="413"):
+    with pytest.raises(NotEnoughSpaceException):
         await sandbox.files.write("big", b"\0" * (257 << 20), gzip=True)
+
+
+async def test_a_file_over_the_limit_leaves_no_part_of_it(open_sandbox: Open) -> None:
+    sandbox = await open_sandbox(metadata={"envsdk_limits": '{"file_mb": 1}'})
+    for how in {"use_octet_stream": True}, {"gzip": True}, {}:
+        with pytest.raises(SandboxException):
+            await sandbox.files.write("big", b"\0" * (3 << 20), **how)
+        assert not await sandbox.files.exists("big")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EAGAIN])
+async def test_what_a_sandbox_lacks_is_no_limit_on_requests(number: int) -> None:
+    with pytest.raises(ConnectError) as caught, told():
+        raise OSError(number, "no room")
+    said = handle_rpc_exception(ConnectError(caught.value.code, caught.value.message))  # as it arrives
+    assert not isinstance(said, RateLimitException)
+    assert "no room" in str(said)

@@ -122,11 +122,15 @@ def write_file(path: str) -> dict[str, Any]:
         raise OSError(errno.EISDIR, "it is not a regular file")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    while True:
-        chunk = os.read(0, CHUNK)
-        if not chunk:
-            return entry(place)
-        write_all(descriptor, chunk)
+    try:
+        while True:
+            chunk = os.read(0, CHUNK)
+            if not chunk:
+                return entry(place)
+            write_all(descriptor, chunk)
+    except OSError:
+        os.unlink(os.path.realpath(place))  # a part would pass for the file
+        raise
 
 
 CALLS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""`python -m envsdk.envs.swe.tasks.record`: run the shipped repositories and write `outcomes.json` anew."""
+"""`python -m tests.envs.swe.recorded_outcomes`: run the shipped tasks, and write `outcomes.json` anew."""
 
 from __future__ import annotations
 

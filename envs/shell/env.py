@@ -17,10 +17,9 @@ from envsdk.contracts.env import AsyncTextEnv, Info
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.arguments import EnvArguments
+from envsdk.envs.shell.commands import SHOWN_OUTPUT
 from envsdk.rewards.sandbox import Limits
 
-SHOWN_OUTPUT = 10_000
-"""Characters from which on an output is cut; half as many are shown of each end."""
 SplitName = Literal["auto", "train", "held_out", "all"]
 """`auto`: those to train on of the shipped tasks, and all that a user names."""
 _MISSING_NAMED = 5

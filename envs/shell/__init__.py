@@ -1,0 +1,1 @@
+"""What the environments share that are played by shell commands in a sandbox."""

@@ -1,0 +1,128 @@
+"""Checks of which tasks are played, and from where: the task sampler, shares of tags, prefixes, curricula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import ValidationError
+
+from envsdk.algorithms.task_samplers.contract import sampler_class
+from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs, WeightedArgs
+from envsdk.base.settings.nearest import suggest
+from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.config.models import RunConfig
+from envsdk.config.plugins import environment_class, environment_spec
+from envsdk.config.rlvr import PROMPTS_ENV
+from envsdk.contracts.failures import ConfigurationError
+
+
+def task_problems(config: RunConfig) -> Iterator[Problem]:
+    """What samplers and prefixes cannot do with the tasks of this run; wrong settings are told elsewhere."""
+    entry = config.task_sampler
+    try:
+        args = sampler_class(entry.name).settings.model_validate(dict(entry.args))
+    except (ConfigurationError, ValidationError):
+        return
+    yield from _replayed_tags(config, returns=args.returns_to_tasks)
+    for tag, custom in config.custom_envs.items():
+        path: KeyPath = ("custom_envs", tag, "turn_curriculum")
+        if custom.turn_curriculum is not None and not _plays_by_turns(config, tag):
+            yield Problem(path, "is for turns that the TrajEnvManager plays: leave it out")
+    if isinstance(args, ScoredArgs):
+        yield from _sampled_tags(config, args)
+
+
+def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
+    if (prefixes := config.prefix_sampling) is None:
+        return
+    path: KeyPath = ("prefix_sampling",)
+    if config.mode != "both":
+        yield Problem(
+            path, f"is for `mode: both`: the programs of a job (mode: {config.mode}) share no episodes"
+        )
+    if prefixes.source == "own" and not returns:
+        yield Problem(
+            (*path, "source"),
+            f"own replays episodes of the same task, and task_sampler {config.task_sampler.name} returns to "
+            "none: take a sampler that does (name: learnability, num_tasks: 256), or source: oracle",
+        )
+    for tag in config.train_env_manager.tags:
+        custom = config.custom_envs.get(tag)
+        try:
+            if custom is None or not (spec := environment_spec(custom.env_type)):
+                continue
+            found = getattr(environment_class(spec), "abilities", None)
+        except ConfigurationError:
+            continue
+        if (
+            not _plays_by_turns(config, tag)
+            or custom.context != "append"
+            or custom.players
+            or spec.max_steps == 1
+        ):
+            yield Problem(
+                path,
+                f"tag `{tag}` cannot begin in the middle: it needs several turns, the TrajEnvManager, "
+                "context: append and one player",
+            )
+        elif prefixes.source == "oracle" and found is not None and "oracle" not in found():
+            yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")
+
+
+def _plays_by_turns(config: RunConfig, tag: str) -> bool:
+    own = config.custom_envs[tag].env_manager_cls
+    return (own or config.train_env_manager.env_manager_cls) == "TrajEnvManager"
+
+
+def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
+    entry = config.task_sampler
+    tags = config.train_env_manager.tags
+    if args.choose != "tasks" and config.batch_mixture == "stratified":
+        yield Problem(
+            ("batch_mixture",),
+            f"stratified keeps the share of each tag, but task_sampler {entry.name} with "
+            f"choose: {args.choose} chooses tags; set choose: tasks, or as_finished",
+        )
+    counts = args.num_tasks if isinstance(args.num_tasks, Mapping) else {}
+    for key, names in {"num_tasks": counts, "weights": getattr(args, "weights", {})}.items():
+        for name in names:
+            if name not in tags:
+                hint = suggest(name, tags, known="tags of train_env_manager")
+                yield Problem(("task_sampler", key, name), f"unknown tag `{name}`; {hint}")
+    if not args.returns_to_tasks:
+        if args.num_tasks is not None:
+            yield Problem(
+                ("task_sampler", "num_tasks"), "has no effect with choose: tags, whose tasks come in order"
+            )
+        if len(tags) == 1:
+            yield Problem(("task_sampler", "choose"), f"tags leaves no choice with the only tag `{tags[0]}`")
+    if isinstance(args, WeightedArgs) and args.weights and args.choose == "tasks":
+        yield Problem(
+            ("task_sampler", "weights"), "have no effect with choose: tasks, where each tag has its share"
+        )
+    for tag in tags if args.returns_to_tasks else ():
+        custom = config.custom_envs.get(tag)
+        if custom is None:
+            continue
+        if args.num_tasks is None or (counts and tag not in counts):
+            try:
+                is_listed = environment_spec(custom.env_type).lists_tasks
+            except ConfigurationError:
+                continue
+            if not is_listed:
+                yield Problem(("task_sampler", "num_tasks"), unbounded_tasks(config, tag))
+        if isinstance(args, EasyToHardArgs) and (not args.columns or custom.env_type != PROMPTS_ENV):
+            yield Problem(
+                ("task_sampler", "columns"),
+                f"easy_to_hard does not know how hard the tasks of tag `{tag}` are: name columns of prompt "
+                "data, or go from tag to tag (choose: tags)",
+            )
+
+
+def unbounded_tasks(config: RunConfig, tag: str) -> str:
+    """Why a sampler that returns to tasks cannot play this tag."""
+    return (
+        f"task_sampler: {config.task_sampler.name} returns to tasks, and those of tag `{tag}` "
+        f"({config.custom_envs[tag].env_type}) never end, as each seed is another: say how many to use "
+        f"(num_tasks: {{{tag}: 256}}), or choose among tags (choose: tags)"
+    )
