@@ -5,6 +5,7 @@ Shapes: B rows, T inputs, N scored positions, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from envsdk.trainers.attention import attention_of
 from envsdk.trainers.packing import MicroBatch, Tree
 from envsdk.trainers.torch_optimizer import dither_of
 from envsdk.trainers.training_args import TransformersArgs
+from envsdk.trainers.tree_attention import blocked_mask, take_place_of_sdpa
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA
@@ -108,6 +110,8 @@ class CausalLM:
             head.forward = partial(self._logits_or_scores, head)
             self.model.register_forward_hook(self._put_scores)
         shares = settings.shares_prefixes(self.model.config.model_type)
+        if shares:
+            take_place_of_sdpa()
         self.pairs_per_token = self._pairs_per_token() if shares else 0.0
         """See `pack`; 0 where rows do not share lines."""
         self._choice: ExpertChoice | None = None
@@ -301,12 +305,10 @@ class CausalLM:
         is_seen_BTT = (indices_T <= indices_T[:, None]) & (indices_T[:, None] < ends_BT[:, None, :])
 
         def mask(window: int | None) -> Tensor:
-            is_near_BTT = is_seen_BTT
-            if window is not None:
-                is_near_BTT = is_seen_BTT & (depths_BT[:, :, None] - depths_BT[:, None, :] < window)
-            # A number of the forward pass's own type: attention would make one of it in every layer.
-            mask_BTT = torch.zeros(is_seen_BTT.shape, dtype=self.dtype, device=self.device)
-            return mask_BTT.masked_fill_(~is_near_BTT, torch.finfo(self.dtype).min).unsqueeze(1)
+            if window is None:
+                return blocked_mask(is_seen_BTT, self.dtype)
+            is_near_BTT = depths_BT[:, :, None] - depths_BT[:, None, :] < window
+            return blocked_mask(is_seen_BTT & is_near_BTT, self.dtype)
 
         config = self.model.config
         window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
@@ -316,8 +318,10 @@ class CausalLM:
 
     def _pairs_per_token(self) -> float:
         """Operations of a layer for a token, 2 for each weight that it meets, over those for a pair, 4 for
-        each channel, which take about twice as long (measured on a CPU)."""
+        each channel, which take about twice as long (measured on a CPU). In blocks no pair is added."""
         config, embeddings = self.model.config, self.model.get_input_embeddings().weight
+        if config._attn_implementation == "sdpa":
+            return math.inf
         counts = (
             getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")
         )

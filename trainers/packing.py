@@ -114,9 +114,9 @@ def pack(
     Every row is in exactly one of all ranks; a row longer than the budget gets a line and a micro-batch of
     its own. Each rank gets the same number; where its lines make fewer, the rest are fillers.
     `pairs_per_token`: for how many pairs of tokens attention takes as long as the rest of the model for one
-    token. Rows share a line while that saves time; with 0 none do.
+    token, where it computes all pairs of a line. Rows share a line while that saves time; with 0 none do.
     """
-    lines = share_lines(rows, max_tokens, pairs_per_token)
+    lines = share_lines(rows, min(max_tokens, _LONGEST_TREE), pairs_per_token)
     shares = divide([_num_inputs(rows, line) for line in lines], world_size)
     groups = [_groups(rows, [lines[index] for index in share], max_tokens) for share in shares]
     batches = [_pad(rows, group, pad_id) for group in groups[rank]]
@@ -126,6 +126,9 @@ def pack(
         batches += [replace(_pad(rows, [[(shortest, 0)]], pad_id), is_filler=True)] * num_missing
     return batches
 
+
+_LONGEST_TREE = 8192
+"""Inputs of a line that rows share: its mask is as large as the square."""
 
 Line = list[tuple[int, int]]
 """Rows whose inputs stand in one line: index of each, and how many of its first inputs are there already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def test_scores_of_a_family_are_those_of_its_logits_and_so_are_their_gradients(
                 torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.fixture(params=[8, 256], ids=["in blocks", "at once"], scope="module")
+def block(request) -> Iterator[int]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("envsdk.trainers.tree_attention.BLOCK", request.param)
+        yield request.param
+
+
 def step_of(model: CausalLM, rows: list[Row], pairs_per_token: float) -> tuple[torch.Tensor, list[Any], int]:
     """Loss, gradients and number of inputs of one pass over rows; each scored token weighs differently."""
     for _, weight in model.parameters():
@@ -109,7 +117,7 @@ def with_values(model: Any, **settings: Any) -> CausalLM:
 
 
 @pytest.mark.parametrize("model_type", sorted(SHARING_MODEL_TYPES))
-def test_a_family_computes_the_same_for_a_tree_of_rows_as_for_rows_apart(model_type) -> None:
+def test_a_family_computes_the_same_for_a_tree_of_rows_as_for_rows_apart(model_type, block) -> None:
     known = AutoConfig.for_model(model_type).to_dict()
     changes = {"sliding_window": 5, "use_sliding_window": True, "n_embd": 32, "n_layer": 2, "n_head": 4}
     model = tiny_model(model_type, **{name: value for name, value in changes.items() if name in known})
@@ -126,7 +134,7 @@ def test_a_family_computes_the_same_for_a_tree_of_rows_as_for_rows_apart(model_t
     st.randoms(use_true_random=False),
 )
 def test_any_tree_of_prefixes_has_the_loss_and_the_gradients_of_its_rows(
-    sequences, model_type, recomputed, random
+    block, sequences, model_type, recomputed, random
 ) -> None:
     window = {} if model_type == "qwen3" else {"sliding_window": 6}
     model = with_values(tiny_model(model_type, **window), gradient_checkpointing=recomputed)
@@ -156,3 +164,16 @@ def test_sharing_is_refused_by_name_where_it_is_not_exact_and_off_where_it_is_no
     assert load(plain, share_prefixes=False).pairs_per_token == 0
     kernel = TorchStrategyConfig(attn_implementation="flash_attention_2", dtype="bfloat16")
     assert "takes no mask of pairs" in str(kernel.sharing_problem("llama"))
+
+
+def test_a_block_of_queries_meets_no_key_of_a_branch_that_none_of_them_is_in(monkeypatch) -> None:
+    monkeypatch.setattr("envsdk.trainers.tree_attention.BLOCK", 4)
+    (micro,) = pack(rows_of(2, shared=8), 512, pairs_per_token=1e9)
+    model = CausalLM(tiny_model("llama"), with_value_head=False, settings=TorchStrategyConfig())
+    mask = model._masks_and_positions(micro.tree)["attention_mask"]
+    (ends,) = micro.tree.ends_BT
+    for queries, keys, part in mask.envsdk_blocks:
+        first, last = queries.start, min(queries.stop, len(ends)) - 1
+        assert all(key <= last and ends[key] > first for key in keys.tolist())
+        torch.testing.assert_close(part, mask[:, :, first : last + 1, keys])
+    assert sum(part.numel() for _, _, part in mask.envsdk_blocks) < 0.6 * mask.numel()
