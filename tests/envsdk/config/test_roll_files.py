@@ -11,6 +11,7 @@ import yaml
 from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
+from envsdk.config.device_sharing import device_groups
 from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL
 from envsdk.contracts.failures import ConfigurationError
@@ -501,3 +502,19 @@ def test_no_row_stands_for_a_key_that_is_ours_without_a_condition() -> None:
     ours = set(RunConfig.model_fields)
     rows = [row.key for row in ROLL.rows if row.applies is None and not row.only_their_files]
     assert not ours & set(rows)
+
+
+@pytest.mark.parametrize(
+    ("level", "devices", "expected"), [(2, "[4,5,6,7]", "all"), (0, "[4,5,6,7]", "none"), (2, "[0,1]", None)]
+)
+def test_a_sleep_level_is_what_engines_give_back_of_shared_devices(
+    level: int, devices: str, expected: str | None, tmp_path: Path
+) -> None:
+    agentic(tmp_path)
+    file = tmp_path / "runs" / "a lake.yaml"
+    text = AGENTIC.replace("max_model_len: 100", f"max_model_len: 100, sleep_level: {level}")
+    file.write_text(text.replace("list(range(0,4))", devices))
+    loaded = load_config(file, to_explain=True)
+    assert loaded.config.actor_infer.offload == expected
+    assert ("in turns: actor_infer" in explain(loaded)) is (expected is not None)
+    assert device_groups(load_config(file, preset="tiny", to_explain=True).config) == []
