@@ -10,7 +10,6 @@ context-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,13 +38,13 @@ from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
 from envsdk.trainers.megatron.kernels import chosen_attention, kernels_of
+from envsdk.trainers.megatron.memory import RankMemory
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
 from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
-from envsdk.trainers.offload import DeviceMemory, MovedStorages
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -101,9 +100,7 @@ class MegatronTrainer(PolicyTrainer):
             and parallel_state.get_context_parallel_rank() == 0
         )
         """True on the one rank, among those with the same loss, that reports it."""
-        self._away = [MovedStorages(DeviceMemory(device())) for _ in (Held.WEIGHTS, Held.ALL)]
-        """Storages of weights, and of what a step needs besides."""
-        self._held = Held.ALL
+        self.memory = RankMemory(self._optimizer)
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
@@ -156,27 +153,17 @@ class MegatronTrainer(PolicyTrainer):
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Collective, as `weights`."""
-        with _holding(self, Held.WEIGHTS):
+        with self.memory.holding(Held.WEIGHTS):
             self._optimizer.finish_param_gather()
             for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
                 yield name, tensor.float()
 
     def hold(self, held: Held) -> None:
-        """Ranks exchange weights on their devices: to send or save them, they come back."""
-        if self._held:
-            self._optimizer.finish_param_gather()
-        weights, rest, gradients = self._optimizer.tensors()
-        if held is not Held.ALL:
-            self._away[1].leave(rest, zeros=gradients, but=weights)
-        if held is Held.NOTHING:
-            self._away[0].leave(weights)
-        for away in self._away[:held]:
-            away.come_back()
-        self._held = held
+        self.memory.hold(held)
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""
-        with _holding(self, Held.ALL):
+        with self.memory.holding(Held.ALL):
             checkpoint.save(
                 folder,
                 self._chunks,
@@ -188,7 +175,7 @@ class MegatronTrainer(PolicyTrainer):
 
     def load(self, folder: Path) -> None:
         """StorageError names a missing or damaged file, or one that belongs to another model."""
-        with _holding(self, Held.ALL):
+        with self.memory.holding(Held.ALL):
             checkpoint.load(folder, self._chunks, self._optimizer)
 
     def save_pretrained(self, folder: Path) -> None:
@@ -378,16 +365,3 @@ def _packing_layout(strategy: MegatronStrategyConfig) -> PackingLayout:
 
 def _on_device(values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(values).to(device())
-
-
-@contextmanager
-def _holding(trainer: MegatronTrainer, held: Held) -> Iterator[None]:
-    """The trainer holds so much inside, at least."""
-    before = trainer._held
-    if before < held:
-        trainer.hold(held)
-    try:
-        yield
-    finally:
-        if before < held:
-            trainer.hold(before)

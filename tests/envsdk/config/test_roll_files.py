@@ -12,6 +12,7 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.device_sharing import device_groups
 from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL
 from envsdk.contracts.failures import ConfigurationError
@@ -556,3 +557,19 @@ def test_a_student_is_the_policy_and_its_teachers_are_ours(tmp_path: Path) -> No
     mixed = STUDENT.replace("student_train", "actor_train").replace("student_infer", "actor_infer")
     path.write_text(f"use_opd: true\n{mixed}")
     assert load_config(path, to_explain=True).config.distill_reward_coef == 1.0
+
+
+@pytest.mark.parametrize(
+    ("level", "devices", "expected"), [(2, "[4,5,6,7]", "all"), (0, "[4,5,6,7]", "none"), (2, "[0,1]", None)]
+)
+def test_a_sleep_level_is_what_engines_give_back_of_shared_devices(
+    level: int, devices: str, expected: str | None, tmp_path: Path
+) -> None:
+    agentic(tmp_path)
+    file = tmp_path / "runs" / "a lake.yaml"
+    text = AGENTIC.replace("max_model_len: 100", f"max_model_len: 100, sleep_level: {level}")
+    file.write_text(text.replace("list(range(0,4))", devices))
+    loaded = load_config(file, to_explain=True)
+    assert loaded.config.actor_infer.offload == expected
+    assert ("in turns: actor_infer" in explain(loaded)) is (expected is not None)
+    assert device_groups(load_config(file, preset="tiny", to_explain=True).config) == []
