@@ -206,7 +206,7 @@ def stored_dtype(folder: Path) -> str:
 
 
 def stored_model_type(folder: Path) -> str:
-    """The family of the language model that config.json names, such as `qwen3`; `unknown` where it does not."""
+    """The family of the language model that config.json names, such as `qwen3`; `unknown` without one."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return str((config.get("text_config") or config)["model_type"])
