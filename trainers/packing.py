@@ -141,12 +141,10 @@ def share_lines(rows: Sequence[Row], max_tokens: int, pairs_per_token: float) ->
     before it if the inputs saved are worth more than attention over a longer line costs.
     """
     lines: list[Line] = []
-    before, length = np.zeros(0, np.int64), 0
+    before, length = None, 0
     # As bytes, big-endian numbers sort like the numbers.
     for index in sorted(range(len(rows)), key=lambda index: rows[index].input_ids.astype(">i8").tobytes()):
-        inputs = rows[index].input_ids
-        least, own = min(len(before), len(inputs)), len(inputs)
-        shared = int(np.argmin(np.append(before[:least] == inputs[:least], False)))
+        own, shared = len(rows[index].input_ids), _num_shared(before, rows[index])
         longer = length + own - shared
         saves = shared * pairs_per_token > longer**2 - length**2 - own**2
         if lines and pairs_per_token and longer <= max_tokens and saves:
@@ -155,8 +153,19 @@ def share_lines(rows: Sequence[Row], max_tokens: int, pairs_per_token: float) ->
         else:
             lines.append([(index, 0)])
             length = own
-        before = inputs
+        before = rows[index]
     return lines
+
+
+def _num_shared(before: Row | None, row: Row) -> int:
+    """Inputs that both begin with; where a router's choices are replayed, with the same experts."""
+    if before is None:
+        return 0
+    least = min(len(before.input_ids), len(row.input_ids))
+    is_same = before.input_ids[:least] == row.input_ids[:least]
+    if before.experts is not None and row.experts is not None:
+        is_same &= (before.experts[:least] == row.experts[:least]).all((1, 2))
+    return int(np.argmin(np.append(is_same, False)))
 
 
 def _num_inputs(rows: Sequence[Row], line: Line) -> int:

@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-BLOCK = 256
-"""Queries of a block; 128 to 256 is fastest on a CPU, for replies of 32 to 512 tokens."""
+BLOCK, MOST_BLOCKS = 256, 8
+"""Queries of a block at least: 128 to 512 is fastest on a CPU, for replies of 32 to 512 tokens. Each block
+keeps a copy of its keys and values for the backward pass."""
 _BLOCKS = "envsdk_blocks"
 
 
@@ -30,10 +31,11 @@ def blocked_mask(is_seen_BTT: Tensor, dtype: torch.dtype) -> Tensor:
     # Numbers of the forward pass's own type: attention would make some of booleans in every layer.
     mask = torch.zeros(is_seen_BTT.shape, dtype=dtype, device=is_seen_BTT.device)
     mask = mask.masked_fill_(~is_seen_BTT, torch.finfo(dtype).min).unsqueeze(1)
-    if len(mask[0, 0]) > BLOCK:
-        blocks = []
-        for start in range(0, mask.shape[2], BLOCK):
-            queries = slice(start, start + BLOCK)
+    length, blocks = mask.shape[2], []
+    size = max(BLOCK, -(-length // MOST_BLOCKS))
+    if length > size:
+        for start in range(0, length, size):
+            queries = slice(start, start + size)
             keys = is_seen_BTT[:, queries].any(1).any(0).nonzero()[:, 0]
             blocks.append((queries, keys, mask[:, :, queries, keys]))
         setattr(mask, _BLOCKS, blocks)

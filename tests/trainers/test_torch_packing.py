@@ -125,3 +125,16 @@ def test_rows_whose_replies_are_long_for_their_prompt_keep_lines_of_their_own() 
     sequences = [np.concatenate([np.arange(20), np.full(800, 100 + reply)]) for reply in range(8)]
     rows = [make_row(ids.astype(np.int32), (np.arange(820) >= 20).astype(np.int8)) for ids in sequences]
     assert all(batch.tree is None for batch in pack(rows, 8192, pairs_per_token=1000.0))
+
+
+def test_rows_share_inputs_as_far_as_the_same_experts_are_replayed() -> None:
+    ids, mask = np.arange(30, dtype=np.int32), (np.arange(30) >= 20).astype(np.int8)
+    experts = np.zeros((30, 2, 1), np.int16)
+    other = experts.copy()
+    other[12:] = 1
+    rows = [
+        make_row(ids + (np.arange(30) >= 20) * number, mask, each)
+        for number, each in enumerate([experts, other])
+    ]
+    (micro,) = pack(rows, 512, pairs_per_token=1e9)
+    assert micro.num_saved_tokens == 12

@@ -206,10 +206,11 @@ def stored_dtype(folder: Path) -> str:
 
 
 def stored_model_type(folder: Path) -> str:
-    """The family that config.json names, such as `qwen3`; `unknown` where it names none."""
+    """The family of the language model that config.json names, such as `qwen3`; `unknown` without one."""
     try:
-        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
-    except (OSError, ValueError, LookupError, TypeError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return str((config.get("text_config") or config)["model_type"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "unknown"
 
 
