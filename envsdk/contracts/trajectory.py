@@ -105,7 +105,7 @@ class TokenLog:
         self._logprobs = array("f")
         self._versions = array("i")
         self._supports: dict[int, Support] = {}
-        """By the place of the first token."""
+        """Each reply's, by the place of its first token."""
 
     def __len__(self) -> int:
         return len(self._ids)

@@ -258,7 +258,7 @@ class AgenticPipeline:
     async def _teacher_scores(
         self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
     ) -> list[TeacherScores | None]:
-        """Of each sequence, of a tag, by the tag's teacher."""
+        """The scores of each sequence by the teacher of its tag."""
         found: list[TeacherScores | None] = [None] * len(ids)
         num_top = self.config.distill_top_k
         for name, group in self.trainers.teachers.items():
