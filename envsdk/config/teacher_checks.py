@@ -52,9 +52,8 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
         engine = teacher.strategy_args.strategy_name
         is_engine = engine in plugin_names(plugins.ENGINES)
         if config.distill_top_k and not is_engine:
-            yield Problem(
-                ("distill_top_k",), f"`{engine}` tells of no other tokens: take an engine for `{name}`"
-            )
+            told = f"`{engine}` tells of no other tokens: take an engine for `{name}`"
+            yield Problem(("distill_top_k",), told)
         if is_engine and len(teacher.device_mapping or ()) > 1:
             yield Problem(
                 (*path, "device_mapping"),

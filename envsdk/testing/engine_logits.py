@@ -99,7 +99,8 @@ class LogitTests(EngineHarness):
         await self.mid_reply(engine)
         deltas = await engine.progress({"long": 1})
         await engine.pause(PauseMode.ABORT)
-        for part in (*deltas, await running):
+        parts: list[Any] = [*deltas, await running]
+        for part in parts:
             assert part.support is not None
             part.support.check(part.token_ids)
 
