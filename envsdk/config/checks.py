@@ -382,9 +382,9 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
-    for section in ("opponents", "teachers"):
+    for section, trainers in (("opponents", ()), ("teachers", plugin_names(plugins.TRAINERS))):
         for each, model in getattr(config, section).items():
-            if (strategy := model.strategy_args) is not None:
+            if (strategy := model.strategy_args) is not None and strategy.strategy_name not in trainers:
                 yield (section, each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):

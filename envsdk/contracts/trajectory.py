@@ -114,7 +114,7 @@ class TokenLog:
         self._experts: list[tuple[int, NDArray[np.int16]]] = []
         """In the order of time: of the tokens from one on."""
         self._supports: dict[int, Support] = {}
-        """Supports of replies, by the place of the first token."""
+        """Each reply's, by the place of its first token."""
 
     def __len__(self) -> int:
         return len(self._ids)

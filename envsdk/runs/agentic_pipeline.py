@@ -321,7 +321,7 @@ class AgenticPipeline:
     async def _teacher_scores(
         self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
     ) -> list[TeacherScores | None]:
-        """Scores of each sequence by the teacher of its tag."""
+        """The scores of each sequence by the teacher of its tag."""
         found: list[TeacherScores | None] = [None] * len(ids)
         num_top, teacher_of = self.config.distill_top_k, teachers_by_tag(self.config)
         for name, group in self.trainers.teachers.items():

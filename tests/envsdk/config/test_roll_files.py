@@ -551,7 +551,9 @@ def test_a_student_is_the_policy_and_its_teachers_are_ours(tmp_path: Path) -> No
         "mathematician": ("large/model", ["math_rule"], 0.5),
         "programmer": ("code/model", ["code_rule"], 1.0),
     }
-    assert {each.strategy_args.strategy_name for each in config.teachers.values()} == {"sglang"}
+    scorers = [each.strategy_args.strategy_name for each in config.teachers.values()]
+    assert scorers == ["megatron_train", "fsdp2_train"]
+    assert config.teachers["mathematician"].device_mapping == [0, 1]
     assert (config.distill_as, config.distill_reward_coef) == ("advantage", 0.0)
     assert not [note for note in algorithm_notes(config) if "top_p" in note]
     mixed = STUDENT.replace("student_train", "actor_train").replace("student_infer", "actor_infer")
