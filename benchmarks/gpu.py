@@ -8,8 +8,9 @@ Parts: parity (does the device compute what a CPU computes), tests (those marked
 quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), sharing
 (trainer and engine in turns), transfer (weight updates between processes, NCCL between two cards), servers
 (vLLM, SGLang). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json and
-DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither Ray nor PyArrow, and no installation: a checkout
-will do. The exit code is 1 when a part broke, had no time for a single figure, or missed a bound.
+DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither
+Ray nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke, had no time
+for a single figure, or missed a bound.
 """
 
 from __future__ import annotations
