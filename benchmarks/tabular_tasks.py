@@ -1,6 +1,6 @@
 """Which lakes are played: what samplers and prefixes do to a tabular policy in the same number of episodes.
 
-    python benchmarks/tabular_tasks.py             table and figures, a minute on a core
+    python benchmarks/tabular_tasks.py             table and figures, three minutes on a core
     python benchmarks/tabular_tasks.py --docs      ... and the figures into docs/images
 
 No model, no Ray: a softmax over four moves for each of 720 situations (which way the goal is, which
@@ -43,7 +43,8 @@ class Experiment:
 
     name: str
     title: str
-    lake: dict[str, Any]
+    lakes: dict[str, dict[str, Any]]
+    """Arguments of the environment by tag."""
     num_steps: int
     variants: dict[str, dict[str, Any]]
     """Settings of the sampler, or of the prefixes, by name."""
@@ -52,7 +53,7 @@ class Experiment:
 NEAR = Experiment(
     "task-sampling",
     "FrozenLake, 128 lakes chosen by each sampler",
-    {"size": 6, "p": 0.7, "random_start": True, "random_goal": True, "max_steps": 16},
+    {"lake": {"size": 6, "p": 0.7, "random_start": True, "random_goal": True, "max_steps": 16}},
     60,
     {
         "uniform": {"name": "weighted", "choose": "tasks"},
@@ -61,20 +62,36 @@ NEAR = Experiment(
         "learnability, gate": {"name": "learnability", "gate": {"after": 8, "look_again": 100}},
     },
 )
+TAGS = Experiment(
+    "tag-sampling",
+    "FrozenLake, three tags that are easy, medium and nearly never solved",
+    {
+        "near": {"size": 3, "p": 0.9, "max_steps": 12},
+        "middle": {"size": 6, "p": 0.7, "random_start": True, "random_goal": True, "max_steps": 16},
+        "far": {"size": 8, "p": 0.7, "max_steps": 24},
+    },
+    60,
+    {
+        "uniform": {"name": "weighted", "choose": "tags"},
+        "difficulty": {"name": "difficulty", "choose": "tags"},
+        "learnability": {"name": "learnability", "choose": "tags"},
+    },
+)
 FAR = Experiment(
     "prefix-sampling",
     "FrozenLake, from one corner to the other",
-    {"size": 8, "p": 0.7, "max_steps": 24},
+    {"lake": {"size": 8, "p": 0.7, "max_steps": 24}},
     60,
     {"beginning": {}, "prefix": {"source": "oracle"}},
 )
 
 
 class Player:
-    """The policy's table, and the environment that it plays."""
+    """The policy's table, and the environments that it plays."""
 
-    def __init__(self, lake: dict[str, Any], seed: int) -> None:
-        self.env: Any = envsdk.make("envsdk/FrozenLake-v1", **lake)
+    def __init__(self, lakes: dict[str, dict[str, Any]], seed: int) -> None:
+        self.envs = {tag: envsdk.make("envsdk/FrozenLake-v1", **lake) for tag, lake in lakes.items()}
+        self.env: Any = None
         self.table = np.zeros((9 * 16 * 5, 4))
         self.rng = np.random.default_rng(seed)
 
@@ -92,8 +109,9 @@ class Player:
             holes |= (is_inside and there not in lake.ice and there != lake.goal) << number
         return int((way * 16 + holes) * 5 + last)
 
-    def play(self, seed: int, replies: Sequence[str] = ()) -> Episode:
-        self.env.reset(seed=seed)
+    def play(self, task: Task, seed: int, replies: Sequence[str] = ()) -> Episode:
+        self.env = self.envs[task.tag]
+        self.env.reset(seed=task.seed(seed))
         episode, last, is_over = Episode(), 4, False
         for reply in replies:
             *_, info = self.env.step(reply)
@@ -110,8 +128,9 @@ class Player:
             episode.success, is_over = bool(info["success"]), terminated or truncated
         return episode
 
-    def oracle(self, seed: int) -> list[str]:
-        self.env.reset(seed=seed)
+    def oracle(self, task: Task, seed: int) -> list[str]:
+        self.env = self.envs[task.tag]
+        self.env.reset(seed=task.seed(seed))
         replies, is_over = [], False
         while not is_over:
             replies.append(self.env.unwrapped.oracle())
@@ -145,26 +164,30 @@ def divmod_cell(cell: int, size: int) -> tuple[int, int]:
 def run(experiment: Experiment, variant: str, seed: int) -> tuple[dict[int, float], float]:
     """Held-out success by step, and the share of the groups that were solved sometimes."""
     settings = experiment.variants[variant]
-    player = Player(experiment.lake, seed)
-    order, sampler, prefixes = TagOrder({"lake": 1}, "train"), None, None
+    player, tags = Player(experiment.lakes, seed), list(experiment.lakes)
+    order, sampler, prefixes = TagOrder(dict.fromkeys(tags, 1), "train"), None, None
     if "name" in settings:
         args = {key: value for key, value in settings.items() if key != "name"}
-        tasks = {"lake": TagTasks(num_tasks=128)}
+        tasks = {tag: TagTasks(num_tasks=128) for tag in tags}
         sampler = load_sampler(SamplerConfig(name=settings["name"], args=args, tasks=tasks, seed=seed), order)
     elif settings:
         prefixes = PrefixSampling(PrefixArgs(**settings))
     curve, mixed, number = {}, [], 0
     for step in range(experiment.num_steps + 1):
         if step % EVERY == 0:
-            held_out = (Task(tag="lake", split="val", index=index) for index in range(HELD_OUT))
-            curve[step] = statistics.fmean(player.play(task.seed(0)).success for task in held_out)
+            held_out = (
+                Task(tag=tag, split="val", index=index)
+                for tag in tags
+                for index in range(HELD_OUT // len(tags))
+            )
+            curve[step] = statistics.fmean(player.play(task, 0).success for task in held_out)
         groups = []
         for _ in range(GROUPS if step < experiment.num_steps else 0):
             task = sampler.next_task() if sampler else Task(tag="lake", split="train", index=number)
             prefix = prefixes.prefix_of(number, task) if prefixes else None
-            replies = player.oracle(task.seed(seed)) if prefix else []
+            replies = player.oracle(task, seed) if prefix else []
             given = replies[: num_replayed(len(replies), prefix.share)] if prefix else []
-            group = [player.play(task.seed(seed), given) for _ in range(GROUP_SIZE)]
+            group = [player.play(task, seed, given) for _ in range(GROUP_SIZE)]
             groups.append((number, task, group))
             number += 1
         for number_of, task, group in groups:
@@ -185,8 +208,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--docs", action="store_true", help="put the figures into docs/images")
+    parser.add_argument("--only", help="one experiment, by its figure's name")
     options = parser.parse_args(argv)
-    for experiment in (NEAR, FAR):
+    for experiment in (each for each in (NEAR, TAGS, FAR) if options.only in (None, each.name)):
         print("| variant | start | end | groups solved sometimes |", "| --- " * 4 + "|", sep="\n")
         curves = {}
         for variant in experiment.variants:
@@ -205,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             subtitle=f"{HELD_OUT} held-out lakes, a tabular policy from scratch",
             num_seeds=len(SEEDS),
         )
-        if options.docs:
+        if options.docs and experiment is not NEAR:
             (IMAGES / f"{experiment.name}.svg").write_text(picture)
     return 0
 

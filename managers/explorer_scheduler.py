@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
@@ -34,7 +34,7 @@ class ExplorerReport:
     """Groups that will not come, and why."""
     wanted: Sequence[str]
     """Tags of the groups that could begin now."""
-    played: Mapping[int, PlayedGroup]
+    played: Mapping[int, PlayedGroup] = field(default_factory=dict)
     """Results of these groups by id, for the job's task sampler."""
 
 
