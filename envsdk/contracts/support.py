@@ -32,6 +32,11 @@ class Support:
         return cls(counts=counts, ids=np.concatenate([np.zeros(0, np.int32), *sets]).astype(np.int32))
 
     @classmethod
+    def stored(cls, counts: Sequence[int], ids: Sequence[int]) -> Support:
+        """The fields as they are in files."""
+        return cls(counts=np.array(counts, np.int32), ids=np.array(ids, np.int32))
+
+    @classmethod
     def joined(cls, parts: Sequence[Support | None], lengths: Sequence[int]) -> Support | None:
         """One after the other, None being the whole vocabulary at so many places; None if all of them are."""
         if all(part is None for part in parts):

@@ -30,6 +30,7 @@ from envsdk.base.store.trajectories import to_record_batch
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.contracts.segments import Segment, last_segment, prompt_lengths
+from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import (
     FinishReason,
     Outcome,
@@ -50,6 +51,7 @@ _OURS = "envsdk"
 """Key in `extra` of what only this package reads."""
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
+_ARRAYS = ("ids", "response_mask", "behavior_logprobs", "versions")
 _PLAIN = ("group_id", "seed", "success", "started_at", "ended_at", "generate_s", "env_s", "worker")
 
 
@@ -92,9 +94,13 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
     if trajectory.tokens is not None:
         _add_tokens(replies, trajectory.turns, trajectory.tokens)
         if not _is_same(_token_log(replies), trajectory.tokens):
-            ours["token_log"] = {
-                name: getattr(trajectory.tokens, name).tolist() for name in TokenArrays.__dataclass_fields__
-            }
+            log, support = trajectory.tokens, trajectory.tokens.support
+            ours["token_log"] = {name: getattr(log, name).tolist() for name in _ARRAYS}
+            if support is not None:
+                ours["token_log"]["support"] = {
+                    "counts": support.counts.tolist(),
+                    "ids": support.ids.tolist(),
+                }
     described: dict[str, Any] = {"name": agent, "version": __version__, "model_name": model}
     if trajectory.tools:
         described["tool_definitions"] = [dict(each) for each in trajectory.tools]
@@ -216,9 +222,8 @@ def _totals(replies: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _is_same(one: TokenArrays | None, other: TokenArrays) -> bool:
-    return one is not None and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in TokenArrays.__dataclass_fields__
-    )
+    is_known = one is not None and other.support is None
+    return is_known and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _ARRAYS)
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,6 +278,7 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
             response_mask=np.array(arrays["response_mask"], np.int8),
             behavior_logprobs=np.array(arrays["behavior_logprobs"], np.float32),
             versions=np.array(arrays["versions"], np.int32),
+            support=None if (sets := arrays.get("support")) is None else Support.stored(**sets),
         )
     turns = _turns(played, total_reward=_reward(extra.get("reward")), has_tokens=tokens is not None)
     opening = [step for step in steps if step["source"] == "system" or step.get("is_copied_context")]

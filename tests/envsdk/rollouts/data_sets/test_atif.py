@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
-from envsdk.contracts.trajectory import TokenArrays, Trajectory
+from envsdk.contracts.support import Support
+from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.datasets.atif import read_atif
 from envsdk.rollouts.datasets.atif_documents import from_document, to_document
 from envsdk.rollouts.results.trajectories import Trajectories
@@ -35,7 +36,7 @@ def same(one: Trajectory, other: Trajectory) -> bool:
     tokens = [each.tokens for each in (one, other)]
     are_equal = tokens[0] is tokens[1] is None or all(
         np.array_equal(getattr(tokens[0], name), getattr(tokens[1], name))
-        for name in TokenArrays.__dataclass_fields__
+        for name in ("ids", "response_mask", "behavior_logprobs", "versions")
     )
     turns = [tuple(each.turns) for each in (one, other)]
     stripped = [replace(each, tokens=None, turns=()) for each in (one, other)]
@@ -67,6 +68,22 @@ told = st.builds(
 def test_a_trajectory_comes_back_as_it_was(trajectory: Trajectory) -> None:
     document = json.loads(json.dumps(to_document(trajectory, agent="policy"), allow_nan=False))
     assert same(from_document(document), trajectory)
+
+
+@given(told)
+def test_the_tokens_that_could_be_drawn_come_back(trajectory: Trajectory) -> None:
+    tokens = trajectory.tokens
+    if tokens is None:
+        return
+    sampled_tokens = zip(tokens.ids, tokens.response_mask, strict=True)
+    support = Support.of([[token, 7] if mask else [] for token, mask in sampled_tokens])
+    told = replace(trajectory, tokens=replace(tokens, support=support))
+    read = from_document(json.loads(json.dumps(to_document(told, agent="policy"))))
+    assert same(read, trajectory)
+    assert read.tokens is not None
+    assert read.tokens.support is not None
+    assert read.tokens.support.counts.tolist() == support.counts.tolist()
+    assert read.tokens.support.ids.tolist() == support.ids.tolist()
 
 
 @given(told)
