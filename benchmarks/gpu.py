@@ -5,11 +5,12 @@
     python -m benchmarks.gpu --wheels                     what to carry to a host that can install nothing
 
 Parts: parity (does the device compute what a CPU computes), tests (those marked gpu), learning (the
-quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), transfer
-(weight updates between processes, NCCL between two cards), servers (vLLM, SGLang). Each has a share of the
-time; what a part lacks is skipped and said. DIR/gpu.json and DIR/gpu.md are written after every part, so that
-a run which is cut off keeps what it has. It needs neither Ray nor PyArrow, and no installation: a checkout
-will do. The exit code is 1 when a part broke, had no time for a single figure, or missed a bound.
+quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), sharing
+(trainer and engine in turns), transfer (weight updates between processes, NCCL between two cards), servers
+(vLLM, SGLang). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json and
+DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither
+Ray nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke, had no time
+for a single figure, or missed a bound.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _part(name: str, title: str, share: float, needs: Sequence[str] = ("torch", 
 
 PARTS = (
     _part("parity", "Does the device compute what a CPU computes?", 0.15),
-    _part("speed", "How fast does it sample and learn?", 0.40),
+    _part("speed", "How fast does it sample and learn?", 0.34),
+    _part("sharing", "What do turns on one device take and cost?", 0.06),
     _part("learning", "Does the quickstart learn on it?", 0.20),
     _part("transfer", "How fast do weights reach another process?", 0.08),
     _part("tests", "The tests marked gpu", 0.10, ("torch", "transformers", "pytest", "hypothesis")),

@@ -5,9 +5,9 @@
     python benchmarks/task_sampling.py --out /tmp/sampling --docs           ... and the figure into
     docs/images
 
-Trains benchmarks/task_sampling.yaml for each variant and seed, one run after the other, some three minutes
-each on a core. Stopped and started again, it goes on with the first run that has not ended. The exit code is
-1 when a run failed.
+Trains task_sampling.yaml and prefix_sampling.yaml for each variant and seed, one run after the other, some
+three minutes each on a core. Stopped and started again, it goes on with the first run that has not ended.
+The exit code is 1 when a run failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent / "staleness"))
 from figure import draw_curves
@@ -30,12 +31,33 @@ from envsdk.config import load_config
 from envsdk.tracking import read_metrics
 from envsdk.trainers.warm_start.prepare import prepare_policy
 
-CONFIG = Path(__file__).with_suffix(".yaml")
-FIGURE = Path(__file__).parents[1] / "docs" / "images" / "task-sampling.svg"
-VARIANTS: Mapping[str, Sequence[str]] = {
-    "uniform": ("task_sampler={name: weighted, choose: tasks, num_tasks: 128}",),
-    "difficulty": ("task_sampler={name: difficulty, num_tasks: 128}",),
-    "learnability": ("task_sampler={name: learnability, num_tasks: 128, gate: {after: 8, look_again: 100}}",),
+HERE = Path(__file__).parent
+IMAGES = HERE.parent / "docs" / "images"
+
+
+class Experiment(NamedTuple):
+    """Variants of one configuration."""
+
+    title: str
+    variants: Mapping[str, Sequence[str]]
+    """Keys by name."""
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "task_sampling": Experiment(
+        "Sokoban, 128 rooms chosen by each sampler",
+        {
+            "uniform": ("task_sampler={name: weighted, choose: tasks, num_tasks: 128}",),
+            "difficulty": ("task_sampler={name: difficulty, num_tasks: 128}",),
+            "learnability": (
+                "task_sampler={name: learnability, num_tasks: 128, gate: {after: 8, look_again: 100}}",
+            ),
+        },
+    ),
+    "prefix_sampling": Experiment(
+        "Sokoban rooms that are nearly never solved",
+        {"beginning": (), "prefix": ("prefix_sampling={source: oracle}",)},
+    ),
 }
 SEEDS = (1, 2, 3)
 Row = dict[str, float]
@@ -45,11 +67,12 @@ def run_folder(out: Path, variant: str, seed: int) -> Path:
     return out / "runs" / f"{variant}-seed{seed}"
 
 
-def train(out: Path, variant: str, seed: int, policy: Path) -> int:
+def train(out: Path, name: str, variant: str, seed: int, policy: Path) -> int:
     """The exit code of one run, which is continued where it was stopped."""
-    folder = run_folder(out, variant, seed)
-    command = [sys.executable, "-m", "envsdk.train", str(CONFIG), f"output_dir={folder.parent}"]
-    command += [f"exp_name={folder.name}", f"pretrain={policy}", f"seed={seed}", *VARIANTS[variant]]
+    folder, keys = run_folder(out, variant, seed), EXPERIMENTS[name].variants[variant]
+    command = [sys.executable, "-m", "envsdk.train", str(HERE / f"{name}.yaml")]
+    command += [f"output_dir={folder.parent}", f"exp_name={folder.name}", f"pretrain={policy}"]
+    command += [f"seed={seed}", *keys]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
 
 
@@ -97,34 +120,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--docs", action="store_true", help="put the figure into docs/images")
     options = parser.parse_args(argv)
     out = options.out.resolve()
-    config = load_config(CONFIG).config
-    codes = []
+    config = load_config(HERE / "task_sampling.yaml").config
+    last, codes = config.max_steps, []
     if not options.only_report:
         os.environ["ENVSDK_CACHE"] = str(out / "cache")
         policy = prepare_policy(config)
         codes = [
-            train(out, variant, seed, policy)
+            train(out, name, variant, seed, policy)
             for seed in SEEDS
-            for variant in VARIANTS
-            if not metrics_of(out, variant, seed, config.max_steps)
+            for name, experiment in EXPERIMENTS.items()
+            for variant in experiment.variants
+            if not metrics_of(out, variant, seed, last)
         ]
-    found = {
-        variant: {seed: rows for seed in SEEDS if (rows := metrics_of(out, variant, seed, config.max_steps))}
-        for variant in VARIANTS
-    }
-    runs = {variant: each for variant, each in found.items() if each}
-    if not runs:
-        print("no run has finished, so there is nothing to draw", file=sys.stderr)
-        return 1
-    picture = draw_curves(
-        {variant: curve_of(list(each.values())) for variant, each in runs.items()},
-        title="Sokoban, 128 rooms chosen by each sampler",
-        subtitle=f"{config.val_batch_size} held-out rooms, one warm-started policy",
-        num_seeds=max(len(each) for each in runs.values()),
-    )
-    for file in [out / FIGURE.name, *([FIGURE] if options.docs else [])]:
-        file.write_text(picture)
-    print(table(out, runs))
+    for name, experiment in EXPERIMENTS.items():
+        found = {
+            variant: {seed: rows for seed in SEEDS if (rows := metrics_of(out, variant, seed, last))}
+            for variant in experiment.variants
+        }
+        runs = {variant: each for variant, each in found.items() if each}
+        if not runs:
+            print(f"no run of {name} has finished, so there is nothing to draw", file=sys.stderr)
+            continue
+        picture = draw_curves(
+            {variant: curve_of(list(each.values())) for variant, each in runs.items()},
+            title=experiment.title,
+            subtitle=f"{config.val_batch_size} held-out rooms, one warm-started policy",
+            num_seeds=max(len(each) for each in runs.values()),
+        )
+        file_name = f"{name.replace('_', '-')}.svg"
+        for file in [out / file_name, *([IMAGES / file_name] if options.docs else [])]:
+            file.write_text(picture)
+        print(table(out, runs))
     return int(any(codes))
 
 

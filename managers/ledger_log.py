@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from envsdk.base.store.appendfile import AppendFile
 from envsdk.contracts.failures import StorageError
@@ -48,6 +49,7 @@ _HEADER = struct.Struct("<4sIII")
 """Header of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
 _MAGIC = b"evl1"
 _CODEC = "zstd"
+_CONFIG = TypeAdapter(LedgerConfig)
 _REASONS = list(CancelReason)
 _ENDS = list(LeaseEnd)
 
@@ -243,7 +245,7 @@ def _sections(data: bytes, path: Path) -> list[Section]:
             events: list[Event] = []
             sections.append(
                 Section(
-                    config=LedgerConfig.from_dict(content["config"]),
+                    config=_CONFIG.validate_python(content["config"]),
                     state=None if state is None else LedgerState.from_dict(state),
                     began_unix_s=content["began_unix_s"],
                     began_ms=content["began_ms"],

@@ -111,12 +111,6 @@ class LedgerConfig(run_limits.Staleness):
         """`min_group_size`, or its default."""
         return run_limits.required_group_size(self.group_size, self.min_group_size)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `asdict`."""
-        sampler = data.get("task_sampler")
-        return cls(**{**data, "task_sampler": None if sampler is None else SamplerConfig.from_dict(sampler)})
-
     def capacity_groups(self, alpha: float) -> int:
         """Groups that may be open or in training at this depth, without `num_groups_redundancy`."""
         return run_limits.capacity(alpha, self.batch_size) // self.group_size

@@ -26,7 +26,7 @@ from envsdk.algorithms.task_samplers.prefixes import EndedEpisode, PrefixArgs, P
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
-from envsdk.contracts.trajectory import Trajectory
+from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.managers.background import Background
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.depth import depth_control
@@ -292,7 +292,7 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         self._last_batch_at: float | None = None
         """On the ledger's clock, which stops while suspended."""
         self._prefixes: PrefixSampling | None = None
-        self._rejected: dict[int, list[Trajectory]] = {}
+        self._over: dict[int, tuple[Task, list[EndedEpisode]]] = {}
         """Groups that a filter rejected since the last batch, where prefixes are steered."""
         if (args := setup.prefix_sampling) is not None:
             self._prefixes = prefixes = PrefixSampling(args, None if state is None else state.prefixes)
@@ -345,28 +345,29 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
 
     def _with_prefixes(self, state: LedgerState, groups: Sequence[BatchGroup]) -> LedgerState:
         """After a batch: steer the prefixes of groups to come. Returns the state with theirs."""
-        prefixes, kept = self._prefixes, self.episodes.trajectories
-        if prefixes is None:
+        if (prefixes := self._prefixes) is None:
             return state
-        played = {
-            group.group_id: [kept[each] for each in group.lease_ids if each in kept] for group in groups
-        }
-        for group_id, members in sorted((played | self._rejected).items()):
-            ended = [
-                EndedEpisode(success=each.success, replies=[turn.reply for turn in each.turns])
-                for each in members
-                if each.failure is None
-            ]
-            if members:
-                prefixes.observe(group_id, members[0].task, ended)
-        self._rejected.clear()
+        for group in groups:
+            self._over[group.group_id] = group.task, self._ended(group.lease_ids)
+        for group_id, (task, episodes) in sorted(self._over.items()):
+            prefixes.observe(group_id, task, episodes)
+        self._over.clear()
         prefixes.drop([group.group_id for group in state.unfinished])
         return replace(state, prefixes=prefixes.state())
 
     def rejected(self, ready: GroupReady) -> None:
         if self._prefixes is not None:
-            kept = self.episodes.trajectories
-            self._rejected[ready.group_id] = [kept[each] for each in ready.lease_ids if each in kept]
+            task = self.shell.ledger.groups.open[ready.group_id].task
+            self._over[ready.group_id] = task, self._ended(ready.lease_ids)
+
+    def _ended(self, lease_ids: Sequence[int]) -> list[EndedEpisode]:
+        kept = self.episodes.trajectories
+        found = (kept[each] for each in lease_ids if each in kept)
+        return [
+            EndedEpisode(success=each.success, replies=[turn.reply for turn in each.turns])
+            for each in found
+            if each.failure is None
+        ]
 
     def _set_depth(self, asked_at: float, now: float, *, had_idle_slot: bool) -> None:
         """After a batch: let generation run ahead further, or less far, if that is for the run to find."""

@@ -10,7 +10,6 @@ from envsdk.base.settings.validation import validated
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
-from envsdk.config.task_checks import unbounded_tasks
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.opening import open_prompts
 
@@ -41,7 +40,7 @@ def sampler_config(config: RunConfig) -> SamplerConfig | None:
     return SamplerConfig(name=entry.name, args=dict(entry.args), tasks=tasks, seed=config.seed)
 
 
-def _num_tasks(config: RunConfig, tag: str, given: int | Mapping[str, int] | None) -> int:
+def _num_tasks(config: RunConfig, tag: str, given: int | Mapping[str, int] | None) -> int | None:
     """As given, or the length of the environment's list."""
     custom = config.custom_envs[tag]
     spec = environment_spec(custom.env_type)
@@ -49,14 +48,12 @@ def _num_tasks(config: RunConfig, tag: str, given: int | Mapping[str, int] | Non
     listed = None
     if spec.lists_tasks:
         listed = getattr(environment_class(spec)(**arguments(custom)), "num_tasks", None)
-    if number is None and listed is None:
-        raise ConfigurationError(unbounded_tasks(config, tag))
     if number is not None and listed is not None and number > listed:
         raise ConfigurationError(
             f"task_sampler.num_tasks: {number} is more than the {listed} tasks of tag `{tag}`; leave it out "
             "to choose among all"
         )
-    return number or listed or 0
+    return number or listed
 
 
 def _keys(

@@ -83,11 +83,11 @@ class Objective:
             kl_N = kl_estimate(logprobs_N, reference_N, args.kl_loss_type)
             terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
-        if any(each.teacher is not None for each in fields):
-            coef_N = joined.repeated([0.0 if each.teacher is None else each.teacher.coef for each in fields])
-            kl_N = self._divergence(rows, outputs)
-            terms["distill_loss"] = (coef_N * weights_N * kl_N).sum()
-            tally.add("distill_kl", kl_N.detach()[coef_N > 0])
+        if taught := [each.teacher for each in fields if each.teacher is not None]:
+            coef_N = joined.repeated([-1.0 if each.teacher is None else each.teacher.coef for each in fields])
+            kl_M = _divergence(taught, outputs, coef_N >= 0)
+            terms["distill_loss"] = ((coef_N * weights_N)[coef_N >= 0] * kl_M).sum()
+            tally.add("distill_kl", kl_M.detach())
         if outputs.values_N is not None:
             returns_N, values_N = joined.arrays([each.returns for each in fields]), outputs.values_N
             old_values_N = joined.arrays_or([each.old_values for each in fields], values_N.detach())
@@ -105,15 +105,6 @@ class Objective:
         tally.add("off_policy_fraction", (gap_N > 0.01).to(gap_N.dtype))
         tally.add("logprob_gap", gap_N, with_max=True)
         return torch.stack(list(terms.values())).sum()
-
-    def _divergence(self, rows: Sequence[TrainRow], outputs: TokenOutputs) -> Tensor:
-        """From the teachers, per token; anything where there is none."""
-        teachers = [_or_nothing(row, self.args.distill_top_k) for row in rows]
-        if outputs.top_NK is not None:
-            tops = np.concatenate([each.top_logprobs for each in teachers if each.top_logprobs is not None])
-            return coarse_reverse_kl(outputs.top_NK, torch.from_numpy(tops).to(outputs.top_NK))
-        logprobs = np.concatenate([each.logprobs for each in teachers])
-        return kl_estimate(outputs.logprobs_N, torch.from_numpy(logprobs).to(outputs.logprobs_N), "k2")
 
     def _corrected_policy_loss(self, tokens: PolicyTokens, tally: StepMetrics) -> Tensor:
         """Per token, times the correction's factor."""
@@ -136,19 +127,23 @@ def teacher_tokens(rows: Sequence[TrainRow], args: AlgorithmArgs) -> NDArray[np.
     """`[N, K]`: tokens whose log-probabilities the loss needs beside those of the rows' own."""
     if not args.distill_top_k or all(row.fields.teacher is None for row in rows):
         return None
-    teachers = [_or_nothing(row, args.distill_top_k) for row in rows]
-    return np.concatenate([each.top_ids for each in teachers if each.top_ids is not None])
+    ids = [
+        np.zeros((len(row.row.scored), args.distill_top_k), np.int32)
+        if (teacher := row.fields.teacher) is None or teacher.top_ids is None
+        else teacher.top_ids
+        for row in rows
+    ]
+    return np.concatenate(ids)
 
 
-def _or_nothing(row: TrainRow, num_top: int) -> TeacherScores:
-    if row.fields.teacher is not None:
-        return row.fields.teacher
-    shape = (len(row.row.scored), num_top)
-    return TeacherScores(
-        logprobs=np.zeros(shape[0], np.float32),
-        top_ids=np.zeros(shape, np.int32),
-        top_logprobs=np.full(shape, -np.log(2 * max(1, num_top)), np.float32),
-    )
+def _divergence(taught: Sequence[TeacherScores], outputs: TokenOutputs, is_taught_N: Tensor) -> Tensor:
+    """The divergence from the teachers, of the M tokens that they scored."""
+    if outputs.top_NK is None:
+        logprobs_M = torch.from_numpy(np.concatenate([each.logprobs for each in taught]))
+        return kl_estimate(outputs.logprobs_N[is_taught_N], logprobs_M.to(outputs.logprobs_N), "k2")
+    tops = [each.top_logprobs for each in taught if each.top_logprobs is not None]
+    teacher_MK = torch.from_numpy(np.concatenate(tops)).to(outputs.top_NK)
+    return coarse_reverse_kl(outputs.top_NK[is_taught_N], teacher_MK)
 
 
 class _JoinedRows:

@@ -42,14 +42,10 @@ def placed(tensor: Tensor, memory: DeviceMemory, *, on_device: bool) -> Tensor:
     place = memory.to_device if on_device else memory.to_host
     if not isinstance(tensor, DTensor):
         return place(tensor)
-    return DTensor.from_local(
-        place(tensor.to_local()),
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    # `DTensor.from_local` would move it to the device of its mesh.
+    make: Any = DTensor
+    sharded: Tensor = make(place(tensor.to_local()), tensor._spec, requires_grad=False)
+    return sharded
 
 
 @torch.no_grad()

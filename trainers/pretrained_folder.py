@@ -38,10 +38,10 @@ def write_pretrained(
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if _model_type(source) in (None, model.config.model_type):
-            model.save_pretrained(folder, state_dict=state)
-        else:
+        if _has_towers(source):
             _write_with_towers(folder, model, state, source)
+        else:
+            model.save_pretrained(folder, state_dict=state)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         for section in (config, config.get("text_config") or {}):
             section["dtype"] = dtype
@@ -55,9 +55,9 @@ def write_pretrained(
         raise StorageError(f"cannot write a model into {folder}: {error}") from error
 
 
-def _model_type(folder: Path) -> str | None:
+def _has_towers(folder: Path) -> bool:
     config = folder / "config.json"
-    return json.loads(config.read_text(encoding="utf-8"))["model_type"] if config.is_file() else None
+    return config.is_file() and "text_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def _write_with_towers(folder: Path, model: Any, state: Mapping[str, Tensor], source: Path) -> None:

@@ -243,7 +243,12 @@ class TorchTrainer(PolicyTrainer):
     def _score(self, rows: Sequence[Row], kind: ScoreKind) -> list[NDArray[np.float32]]:
         found: dict[int, NDArray[np.float32]] = {}
         for micro in self._pack(rows):
-            scores_N = self._token_scores(micro, kind).float().cpu().numpy()
+            if kind is ScoreKind.VALUES:
+                found_N = self.model.predict_values(self.model.forward(micro)[1])
+            else:
+                tokens, _ = self.model.scores(micro, temperature=self.algorithm.logprob_temperature)
+                found_N = tokens.logprobs_N
+            scores_N = found_N.float().cpu().numpy()
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
@@ -267,11 +272,6 @@ class TorchTrainer(PolicyTrainer):
             world_size=ranks.world_size,
             pairs_per_token=self.model.pairs_per_token,
         )
-
-    def _token_scores(self, micro: MicroBatch, kind: ScoreKind) -> Tensor:
-        if kind is ScoreKind.VALUES:
-            return self.model.predict_values(self.model.forward(micro)[1])
-        return self.model.scores(micro, temperature=self.algorithm.logprob_temperature)[0].logprobs_N
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.model.device)

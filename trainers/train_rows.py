@@ -34,7 +34,7 @@ class TokenFields:
     old_values: NDArray[np.float32] | None = None
     """Values before the step; None: the current ones."""
     teacher: TeacherScores | None = None
-    """Of the scored tokens, where the loss distills."""
+    """Its scores of these tokens, where the loss distills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

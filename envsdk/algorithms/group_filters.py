@@ -77,20 +77,31 @@ def group_filter(
     return declare
 
 
-class GroupFilterEntry(BaseModel):
-    """An entry of `group_filters`: a name alone, or a section with name, tags and the filter's settings."""
+class PluginEntry(BaseModel):
+    """A plug-in by its name alone, or as a section with its name and its settings."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
+
+    name: str
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The plug-in's own settings, as written."""
+        return self.model_extra or {}
+
+    @model_serializer(mode="wrap")
+    def _name_alone_where_that_is_all(self, handler: Any) -> Any:
+        values = {key: value for key, value in handler(self).items() if value is not None}
+        return self.name if set(values) == {"name"} else values
+
+
+class GroupFilterEntry(PluginEntry):
+    """An entry of `group_filters`: a name alone, or a section with name, tags and the filter's settings."""
 
     name: str
     """Entry point in `envsdk.group_filters`, or `package.module:function`. Other keys are its settings."""
     tags: Annotated[list[str], Field(min_length=1)] | None = None
     """Tags whose groups it judges; all of them when absent."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """The filter's own settings, as written."""
-        return self.model_extra or {}
 
     @property
     def label(self) -> str:
@@ -100,11 +111,6 @@ class GroupFilterEntry(BaseModel):
     def judges(self, group: Sequence[Trajectory]) -> bool:
         """Whether the group is of one of its tags."""
         return self.tags is None or any(trajectory.task.tag in self.tags for trajectory in group[:1])
-
-    @model_serializer(mode="wrap")
-    def _name_alone_where_that_is_all(self, handler: Any) -> Any:
-        values = {key: value for key, value in handler(self).items() if value is not None}
-        return self.name if set(values) == {"name"} else values
 
     def __str__(self) -> str:
         return self.label

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 
 from envsdk.algorithms.task_samplers.contract import PlayedGroup, SamplerConfig, load_sampler, saved_state
 from envsdk.buffer.contract import GroupState
@@ -19,6 +20,8 @@ from envsdk.buffer.rows import TRAIN_SPLIT
 from envsdk.buffer.tables import cursors, groups, task_sampler
 from envsdk.buffer.transaction import Transaction
 from envsdk.contracts.trajectory import Task
+
+_CONFIG = TypeAdapter(SamplerConfig)
 
 
 class BufferOrder:
@@ -30,7 +33,7 @@ class BufferOrder:
         self._tx = tx
         self.wanted: list[str] = []
         self._first: dict[str, int | None] = {}
-        """By tag: what the buffer has."""
+        """Indexes that the buffer has, by tag."""
         self._next: dict[str, int] = {}
 
     @property
@@ -67,7 +70,7 @@ class TaskChoice:
         text, config = None, None
         if tx.terms.task_sampler:
             text = tx.execute(sa.select(task_sampler.c.state)).scalar()
-            config = SamplerConfig.from_dict(json.loads(tx.terms.task_sampler))
+            config = _CONFIG.validate_json(tx.terms.task_sampler)
         self._is_new = text is None
         saved = {"sampler": None, "open": []} if text is None else json.loads(text)
         self._sampler = load_sampler(config, self._order, saved["sampler"])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
 from envsdk.algorithms.estimator_contract import EstimatorArgs
+from envsdk.algorithms.loss_settings import corrected_twice
+from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import Problem
 from envsdk.config import plugins
@@ -22,6 +26,7 @@ def advantage_problems(config: RunConfig) -> Iterator[Problem]:
         yield from _without_effect(config, estimator)
         yield from _state_hashes(config, estimator)
     yield from _kl_penalty(config)
+    yield from _corrected_twice(config)
     yield from _filtered_tags(config)
     if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_agg_length is None:
         yield Problem(
@@ -142,3 +147,16 @@ def _state_hashes(config: RunConfig, estimator: type[EstimatorArgs]) -> Iterator
                 f"`{env_type}` has no state_hash() to tell states apart; implement it, leave the tag out, or "
                 "use grpo",
             )
+
+
+def _corrected_twice(config: RunConfig) -> Iterator[Problem]:
+    model = plugins.settings_model("policy_losses", config.pg_variant, "pg_args")
+    if model is None or not issubclass(model, PolicyLossArgs):
+        return  # A loss that only its own module describes; the trainer checks it when it starts.
+    try:
+        own = model.model_validate(config.pg_args)
+    except ValidationError:
+        return  # `_plugin_settings` says so.
+    twice = corrected_twice(config, own)
+    if twice is not None:
+        yield Problem(("train_infer_correction", "is_weight", "enabled"), twice)

@@ -13,8 +13,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from envsdk.algorithms.loss_settings import corrected_twice
-from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.base import registry
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import suggest
@@ -61,7 +59,6 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         task_problems,
         _plugin_names,
         _plugin_settings,
-        _correction,
         teacher_problems,
         _folders,
         selection_problems,
@@ -385,9 +382,9 @@ def _named_plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str, str]]:
     for role, group in groups.items():
         name = getattr(config, role).strategy_args.strategy_name
         yield (role, "strategy_args", "strategy_name"), name, group
-    for section in ("opponents", "teachers"):
+    for section, trainers in (("opponents", ()), ("teachers", plugin_names(plugins.TRAINERS))):
         for each, model in getattr(config, section).items():
-            if (strategy := model.strategy_args) is not None:
+            if (strategy := model.strategy_args) is not None and strategy.strategy_name not in trainers:
                 yield (section, each, "strategy_args"), strategy.strategy_name, plugins.ENGINES
     yield ("pg_variant",), config.pg_variant, plugins.POLICY_LOSSES
     for i, tracker in enumerate(config.trackers):
@@ -479,19 +476,6 @@ def _weight_updates(config: RunConfig) -> Iterator[Problem]:
             f"differences are made in main memory, which `model_update_transport: "
             f"{config.model_update_transport}` avoids; leave one of them out",
         )
-
-
-def _correction(config: RunConfig) -> Iterator[Problem]:
-    model = plugins.settings_model("policy_losses", config.pg_variant, "pg_args")
-    if model is None or not issubclass(model, PolicyLossArgs):
-        return  # A loss that only its own module describes; the trainer checks it when it starts.
-    try:
-        own = model.model_validate(config.pg_args)
-    except ValidationError:
-        return  # `_plugin_settings` says so.
-    twice = corrected_twice(config, own)
-    if twice is not None:
-        yield Problem(("train_infer_correction", "is_weight", "enabled"), twice)
 
 
 def _folders(config: RunConfig) -> Iterator[Problem]:

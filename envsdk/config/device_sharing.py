@@ -31,8 +31,8 @@ class SharedRole:
 def device_groups(config: RunConfig) -> list[tuple[SharedRole, ...]]:
     """The groups of roles that take turns: each shares devices with one of its group.
 
-    Engines and a trainer on the same devices do so unless they say `offload: none`. A reference model stays
-    beside the trainer, which it has always done: for roles that say nothing, only engines make a group.
+    Engines and trainers on the same devices do so unless all say `offload: none`. Without engines among them,
+    trainer and reference model stay side by side unless one says otherwise.
     """
     groups = []
     for names in _connected(config):

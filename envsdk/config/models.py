@@ -27,8 +27,8 @@ from pydantic import (
 )
 
 from envsdk.algorithms.args import AlgorithmArgs, AlgorithmKeys
-from envsdk.algorithms.group_filters import GroupFilterEntries
-from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry, as_entry
+from envsdk.algorithms.group_filters import GroupFilterEntries, as_entry
+from envsdk.algorithms.task_samplers.contract import TaskSamplerEntry
 from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
 from envsdk.base.display.scores import MAX_FAILED_SHARE
 from envsdk.base.settings.validation import NAME_PATTERN

@@ -19,6 +19,10 @@ from pydantic.fields import FieldInfo
 from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
 from envsdk.algorithms.group_filters import GroupFilterEntry
+from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS, TaskSamplerEntry, sampler_class
+from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
+from envsdk.algorithms.task_samplers.scored import Gate
+from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.validation import shown
 from envsdk.config import env_models, job_models, models, ray_models, rlvr_models, role_models
 from envsdk.config.plugins import SETTINGS
@@ -30,8 +34,12 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`train_infer_correction.is_weight`", ISWeightArgs),
     ("An entry of `train_infer_correction.filters`", CorrectionFilter),
     ("An entry of `group_filters`", GroupFilterEntry),
+    ("`task_sampler`", TaskSamplerEntry),
+    ("`task_sampler.gate`", Gate),
+    ("`prefix_sampling`", PrefixArgs),
     ("`custom_envs.TAG`", env_models.CustomEnv),
     ("`custom_envs.TAG.structured_output`", env_models.StructuredOutput),
+    ("`custom_envs.TAG.turn_curriculum`", env_models.TurnCurriculumArgs),
     ("`train_env_manager`, `val_env_manager`", env_models.EnvManagerArgs),
     ("`val_env_manager.generating_args`", OwnGeneratingArgs),
     ("`actor_train`", role_models.ActorTrain),
@@ -75,6 +83,8 @@ def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for entry in sorted(entry_points(group=SETTINGS), key=lambda entry: entry.name):
         kind, plugin, section = entry.name.split(".")
         yield f"`{section}` of the `{plugin}` {_SINGULAR.get(kind, kind.removesuffix('s'))}", entry.load()
+    for name in plugin_names(TASK_SAMPLERS):
+        yield f"`task_sampler` with the name `{name}`", sampler_class(name).settings
 
 
 def _reward_sections() -> Iterator[tuple[str, type[BaseModel]]]:

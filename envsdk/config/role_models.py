@@ -162,12 +162,13 @@ class Teacher(Section):
     """Tags whose episodes it scores; those that no other teacher names when absent."""
     coef: NonNegativeFloat = 1.0
     """Weight of the divergence from it."""
-    strategy_args: EngineStrategy = Field(default_factory=EngineStrategy)
-    """Which engine scores, and its own settings: one that tells log-probabilities of prompts."""
+    strategy_args: StrategyArgs = Field(default_factory=TrainerStrategy)
+    """What scores, and its own settings: a trainer, which computes prompts that sequences share once, or an
+    engine that scores prompts."""
     device_mapping: DeviceMapping = None
-    """The accelerator of the engine, as a list of one; absent, Ray chooses."""
+    """Accelerators of the trainer, one process each, or that of the engine, as a list."""
     infer_batch_size: PositiveInt = 32
-    """Sequences that it scores together."""
+    """Sequences that an engine scores together."""
 
 
 class Reference(TrainerRole):

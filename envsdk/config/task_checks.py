@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import ValidationError
 
 from envsdk.algorithms.task_samplers.contract import sampler_class
-from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs, WeightedArgs
+from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.models import RunConfig
@@ -65,7 +65,8 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
                 f"tag `{tag}` cannot begin in the middle: it needs several turns, the TrajEnvManager, "
                 "context: append and one player",
             )
-        elif prefixes.source == "oracle" and found is not None and "oracle" not in found():
+            return
+        if prefixes.source == "oracle" and found is not None and "oracle" not in found():
             yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")
 
 
@@ -81,7 +82,7 @@ def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
         yield Problem(
             ("batch_mixture",),
             f"stratified keeps the share of each tag, but task_sampler {entry.name} with "
-            f"choose: {args.choose} chooses tags; set choose: tasks, or as_finished",
+            f"choose: {args.choose} chooses tags; set choose: tasks",
         )
     counts = args.num_tasks if isinstance(args.num_tasks, Mapping) else {}
     for key, names in {"num_tasks": counts, "weights": getattr(args, "weights", {})}.items():
@@ -89,17 +90,7 @@ def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
             if name not in tags:
                 hint = suggest(name, tags, known="tags of train_env_manager")
                 yield Problem(("task_sampler", key, name), f"unknown tag `{name}`; {hint}")
-    if not args.returns_to_tasks:
-        if args.num_tasks is not None:
-            yield Problem(
-                ("task_sampler", "num_tasks"), "has no effect with choose: tags, whose tasks come in order"
-            )
-        if len(tags) == 1:
-            yield Problem(("task_sampler", "choose"), f"tags leaves no choice with the only tag `{tags[0]}`")
-    if isinstance(args, WeightedArgs) and args.weights and args.choose == "tasks":
-        yield Problem(
-            ("task_sampler", "weights"), "have no effect with choose: tasks, where each tag has its share"
-        )
+                return
     for tag in tags if args.returns_to_tasks else ():
         custom = config.custom_envs.get(tag)
         if custom is None:
@@ -110,19 +101,16 @@ def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
             except ConfigurationError:
                 continue
             if not is_listed:
-                yield Problem(("task_sampler", "num_tasks"), unbounded_tasks(config, tag))
+                yield Problem(
+                    ("task_sampler", "num_tasks"),
+                    f"{entry.name} returns to tasks, and those of tag `{tag}` ({custom.env_type}) never end: "
+                    f"say how many seeds to use (num_tasks: {{{tag}: 256}}), or choose tags (choose: tags)",
+                )
+                return
         if isinstance(args, EasyToHardArgs) and (not args.columns or custom.env_type != PROMPTS_ENV):
             yield Problem(
                 ("task_sampler", "columns"),
                 f"easy_to_hard does not know how hard the tasks of tag `{tag}` are: name columns of prompt "
                 "data, or go from tag to tag (choose: tags)",
             )
-
-
-def unbounded_tasks(config: RunConfig, tag: str) -> str:
-    """Why a sampler that returns to tasks cannot play this tag."""
-    return (
-        f"task_sampler: {config.task_sampler.name} returns to tasks, and those of tag `{tag}` "
-        f"({config.custom_envs[tag].env_type}) never end, as each seed is another: say how many to use "
-        f"(num_tasks: {{{tag}: 256}}), or choose among tags (choose: tags)"
-    )
+            return

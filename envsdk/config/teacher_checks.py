@@ -1,9 +1,10 @@
-"""Checks of `teachers`: each tag has at most one, in an engine that scores prompts."""
+"""Checks of `teachers`: each tag has at most one, in a trainer or in an engine that scores prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config import plugins
@@ -48,13 +49,17 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
             if (before := seen.setdefault(tag, name)) != name:
                 what = "without `tags`" if tag is None else f"of `{tag}`"
                 yield Problem((*path, "tags"), f"`{before}` is the teacher {what} already: give each its own")
-        if len(teacher.device_mapping or ()) > 1:
+        engine = teacher.strategy_args.strategy_name
+        is_engine = engine in plugin_names(plugins.ENGINES)
+        if config.distill_top_k and not is_engine:
+            told = f"`{engine}` tells of no other tokens: take an engine for `{name}`"
+            yield Problem(("distill_top_k",), told)
+        if is_engine and len(teacher.device_mapping or ()) > 1:
             yield Problem(
                 (*path, "device_mapping"),
                 "a teacher's engine has one accelerator: start a server for a larger one, and name it as "
                 "`base_url` of `sglang`",
             )
-        engine = teacher.strategy_args.strategy_name
         settings = plugins.settings_model("engines", engine, "strategy_config")
         if settings is not None and issubclass(settings, EngineSettings) and not settings.scores_prompts:
             yield Problem(

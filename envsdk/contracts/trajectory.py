@@ -114,7 +114,7 @@ class TokenLog:
         self._experts: list[tuple[int, NDArray[np.int16]]] = []
         """In the order of time: of the tokens from one on."""
         self._supports: dict[int, Support] = {}
-        """By the place of the first token."""
+        """Each reply's, by the place of its first token."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -126,7 +126,7 @@ class TokenLog:
 
     @property
     def num_routed(self) -> int:
-        """Of how many of the first tokens the experts are recorded."""
+        """How many of the first tokens have recorded experts."""
         return sum(len(experts) for _, experts in self._experts)
 
     @property

@@ -99,7 +99,6 @@ class AgenticPipeline:
         }
         state = None if folder.checkpoint is None else folder.checkpoint.state
         self.selection = Selection.of(config, None if state is None else state.selection)
-        self._teacher_of = teachers_by_tag(config)
         self._kl_coef: float | None = None
         if config.target_kl is not None and state is not None:
             self._kl_coef = state.kl_coef
@@ -249,7 +248,7 @@ class AgenticPipeline:
                 await self.batches.hold_engines(held)
             for group in self.trainers.groups:
                 if group.key == role:
-                    await self.batches.call(group.hold(held))
+                    await self.batches.call(group.on_all("hold", held))
 
     async def checkpoint(self) -> None:
         """Write `checkpoints/step_N`, unless it was just written."""
@@ -322,11 +321,11 @@ class AgenticPipeline:
     async def _teacher_scores(
         self, ids: Sequence[NDArray[np.int32]], tags: Sequence[str]
     ) -> list[TeacherScores | None]:
-        """Of each sequence, of a tag, by the tag's teacher."""
+        """The scores of each sequence by the teacher of its tag."""
         found: list[TeacherScores | None] = [None] * len(ids)
-        num_top = self.config.distill_top_k
+        num_top, teacher_of = self.config.distill_top_k, teachers_by_tag(self.config)
         for name, group in self.trainers.teachers.items():
-            own = [place for place, tag in enumerate(tags) if self._teacher_of.get(tag) == name]
+            own = [place for place, tag in enumerate(tags) if teacher_of.get(tag) == name]
             scores = await self.batches.call(group.score([ids[place] for place in own], num_top))
             for place, each in zip(own, scores, strict=True):
                 found[place] = replace(each, coef=self.config.teachers[name].coef)

@@ -167,7 +167,8 @@ class EngineGroup:
         async with self._weights:
             if held is Held.NOTHING:
                 self.pool.weights_move()
-            self._held = min(self._held, held)
+            # Paused from here on; an engine that hangs meanwhile is still found out.
+            self._held = min(self._held, max(held, Held.WEIGHTS))
             await on_the_living(self._started_actors(), "hold", held)
             self._held = held
 

@@ -148,7 +148,7 @@ class PlayedBatches(RolloutCluster):
 
     async def _give_average(self, trainer: TrainerGroup, version: int, *, is_used: bool) -> None:
         async with self.weights_moving():
-            await self.call(trainer.use_average(is_used))
+            await self.call(trainer.on_all("use_average", is_used))
         await self.call(self.engines.publish(version, mode="finish"))
 
     async def checkpointed(self, step: int) -> None:

@@ -30,7 +30,6 @@ from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
 from envsdk.contracts.failures import EnvsdkError, TrainerError
-from envsdk.contracts.held import Held
 from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
@@ -135,7 +134,7 @@ class TrainerGroup:
 
     async def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """Metrics of the step."""
-        metrics: dict[str, float] = await self._on_all("train_step", ray.put(batch))
+        metrics: dict[str, float] = await self.on_all("train_step", ray.put(batch))
         return metrics
 
     async def logprobs(
@@ -145,40 +144,36 @@ class TrainerGroup:
         supports: Sequence[Support | None] = (),
     ) -> list[NDArray[np.float32]]:
         told = [ray.put(each) for each in (experts, supports)] if experts or supports else []
-        scores: list[NDArray[np.float32]] = await self._on_all("logprobs", ray.put(sequences), *told)
+        scores: list[NDArray[np.float32]] = await self.on_all("logprobs", ray.put(sequences), *told)
         return scores
 
     async def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
         """Asked of a teacher's group."""
-        scores: list[TeacherScores] = await self._on_all("score", ray.put(sequences), num_top)
+        scores: list[TeacherScores] = await self.on_all("score", ray.put(sequences), num_top)
         return scores
 
     async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        values: list[NDArray[np.float32]] = await self._on_all("values", ray.put(sequences))
+        values: list[NDArray[np.float32]] = await self.on_all("values", ray.put(sequences))
         return values
 
     async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
         """Send the current weights to engines; every rank gives its part, rank 0 sends."""
-        report: TransferReport = await self._on_all("send_weights", transfer)
+        report: TransferReport = await self.on_all("send_weights", transfer)
         return report
 
     async def give_weights(self, outlet: WeightOutlet) -> OutletReport:
         """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
-        report: OutletReport = await self._on_all("give_weights", outlet)
+        report: OutletReport = await self.on_all("give_weights", outlet)
         return report
-
-    async def hold(self, held: Held) -> None:
-        """What each rank holds of its device from now on."""
-        await self._on_all("hold", held)
 
     async def node_id(self) -> str:
         """The node that rank 0 is on, which sends the weights."""
-        node: str = await self._on_all("node_id")
+        node: str = await self.on_all("node_id")
         return node
 
     async def card(self) -> str:
         """UUID of the card that rank 0 sends the weights from; "" for main memory."""
-        card: str = await self._on_all("card")
+        card: str = await self.on_all("card")
         return card
 
     async def nodes(self) -> set[str]:
@@ -192,16 +187,12 @@ class TrainerGroup:
 
     async def kernels(self) -> Mapping[str, str]:
         """Kernels that the trainer took, in words, by what they compute."""
-        kernels: Mapping[str, str] = await self._on_all("kernels")
+        kernels: Mapping[str, str] = await self.on_all("kernels")
         return kernels
-
-    async def use_average(self, is_used: bool) -> None:
-        """Whether weights that are sent are the moving average."""
-        await self._on_all("use_average", is_used)
 
     async def has_adapter(self) -> bool:
         """The trainer trains a LoRA adapter alone."""
-        found: bool = await self._on_all("has_adapter")
+        found: bool = await self.on_all("has_adapter")
         return found
 
     async def save(self, folder: Path) -> None:
@@ -210,7 +201,7 @@ class TrainerGroup:
         Whether another machine shares the folder is found out by a file in it.
         """
         if self._spec.driver_files.reader is None:
-            await self._on_all("save", folder)
+            await self.on_all("save", folder)
             return
         probe = folder / f".probe-{uuid.uuid4().hex}"
         probe.touch()
@@ -244,7 +235,7 @@ class TrainerGroup:
         await self._first_to_fail([host.remove.remote(source)])
 
     async def load(self, folder: Path) -> None:
-        await self._on_all("load", folder)
+        await self.on_all("load", folder)
 
     async def close(self) -> None:
         """End all ranks: in order when they are idle, at once when they are not. Idempotent."""
@@ -271,7 +262,7 @@ class TrainerGroup:
         placed = actor.options(scheduling_strategy=strategy)
         return placed.remote(spec.strategy_name, spec.config, spec.driver_files)
 
-    async def _on_all(self, method: str, *args: Any) -> Any:
+    async def on_all(self, method: str, *args: Any) -> Any:
         """Rank 0's answer, when all have answered. Large arguments are references: one copy for all."""
         return (await self._on_each(method, [args] * len(self._hosts)))[0]
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import ray
@@ -85,8 +85,11 @@ class TrainerHost(FileServer):
         return scores if self._is_reporting_rank else None
 
     def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
-        """Asked of a teacher."""
-        return cast(TeacherEngine, self._trainer).score(sequences, num_top)
+        """Asked of a teacher: an engine, or a trainer, which tells of no other tokens."""
+        teacher: Any = self._trainer
+        if isinstance(teacher, TeacherEngine):
+            return teacher.score(sequences, num_top)
+        return [TeacherScores(logprobs=each) for each in teacher.logprobs(sequences)]
 
     def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
         values = self._trainer.values(sequences)

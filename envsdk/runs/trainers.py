@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from envsdk.base.plugins import plugin_names
 from envsdk.base.store.model_files import other_tokens
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.models import RunConfig
-from envsdk.config.plugins import runs_on_several_ranks
+from envsdk.config.plugins import ENGINES, runs_on_several_ranks
 from envsdk.config.role_models import TrainerRole
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig
@@ -69,25 +70,24 @@ def _teacher_spec(config: RunConfig, name: str, model: Path, driver_files: Drive
     folder = find_model_folder(Path(teacher.pretrain), option=option)
     if problem := other_tokens(model, folder):
         raise ConfigurationError(f"{option}: {problem}")
-    strategy = teacher.strategy_args
+    strategy, own = teacher.strategy_args.strategy_name, teacher.strategy_args.strategy_config
+    is_engine = strategy in plugin_names(ENGINES)
+    if is_engine:
+        own = {"engine": strategy, "settings": own, "max_running": teacher.infer_batch_size}
     return TrainerSpec(
         key=f"teachers.{name}",
         driver_files=driver_files,
         role="reference",
         placement=config.ray.placement.reference,
-        strategy_name=TEACHER_ENGINE,
+        strategy_name=TEACHER_ENGINE if is_engine else strategy,
         config=TrainerConfig(
             model=folder,
             sequence_length=config.sequence_length,
             seed=config.seed,
-            strategy_config={
-                "engine": strategy.strategy_name,
-                "settings": strategy.strategy_config,
-                "max_running": teacher.infer_batch_size,
-            },
+            strategy_config=own,
         ),
         device_mapping=teacher.device_mapping,
-        uses_accelerators=runs_on_several_ranks(strategy.strategy_name, "engines"),
+        uses_accelerators=runs_on_several_ranks(strategy, "engines" if is_engine else "trainers"),
     )
 
 

@@ -97,13 +97,12 @@ class LogitTests(EngineHarness):
             result.support.check(result.token_ids)
         running = engine.submit(self.long_request(support=True, top_k=3))
         await self.mid_reply(engine)
-        for delta in await engine.progress({"long": 1}):
-            assert delta.support is not None
-            delta.support.check(delta.token_ids)
+        deltas = await engine.progress({"long": 1})
         await engine.pause(PauseMode.ABORT)
-        cut = await running
-        assert cut.support is not None
-        cut.support.check(cut.token_ids)
+        parts: list[Any] = [*deltas, await running]
+        for part in parts:
+            assert part.support is not None
+            part.support.check(part.token_ids)
 
     @on_engine(max_running=8)
     async def test_a_scored_prompt_has_the_log_probabilities_that_it_would_be_sampled_with(

@@ -61,6 +61,7 @@ PURE_CORES = {
     "envsdk/engines/endpoint/wire.py",
     "envsdk/engines/tool_calls/reading.py",
     "envsdk/engines/engine_pool.py",
+    "envsdk/runs/device_turns.py",
     "envsdk/base/display/scores.py",
     "envsdk/tracking/cost.py",
     "envsdk/tracking/learning_signs.py",

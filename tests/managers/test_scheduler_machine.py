@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from ray.exceptions import ActorDiedError
 
+from envsdk.algorithms.task_samplers.prefixes import Prefix, PrefixArgs
 from envsdk.base.processes.call_watch import KillReport, read_kill_report
 from envsdk.base.processes.cpu_meter import CpuUse
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
@@ -140,7 +141,9 @@ class Worker:
             if isinstance(message, Play):
                 assert message.slot_id in self.slots, "a slot of another worker"
                 assert message.slot_id not in self.playing, "a slot that plays was given another episode"
-                self.playing[message.slot_id] = message.order
+                self.playing[message.slot_id] = order = message.order
+                prefix = self._ray.prefixes.setdefault(order.group_id, order.prefix)
+                assert prefix == order.prefix, "members of a group begin at different places"
                 self.since[message.slot_id] = self._ray.active_s
             elif isinstance(message, Stop):
                 order = self.playing.get(message.slot_id)
@@ -187,6 +190,8 @@ class SimulatedRay:
         self.workers: dict[str, Worker] = {}
         """The present incarnations that are alive, by name."""
         self.num_workers = 0
+        self.prefixes: dict[int, Prefix | None] = {}
+        """What the first member of each group replays."""
         self.reports: dict[Path, KillReport] = {}
 
     def remote(self, **options: Any) -> Callable[[Any], Any]:
@@ -331,6 +336,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             run_seed=0,
             group_filters=filters,
             stop_grace_s=GRACE_S,
+            prefix_sampling=PrefixArgs(source="oracle", low=1.0, window=2) if has_filter else None,
         )
 
         async def begin() -> None:

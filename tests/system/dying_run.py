@@ -1,4 +1,4 @@
-"""`envsdk train` that is killed while its devices change hands: dying_run.py PHASE COUNT WHEN ARGUMENTS...
+"""`envsdk train` that ends while its devices change hands: dying_run.py SIGNAL PHASE COUNT WHEN ARGUMENTS...
 
 WHEN: `before` a role gives its memory back, `between` two commands, or `after` the turn has begun.
 """
@@ -6,7 +6,6 @@ WHEN: `before` a role gives its memory back, `between` two commands, or `after` 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ from envsdk.runs.device_turns import DeviceTurns, Hold, Phase
 from envsdk.train import main
 
 begin = shared_devices.SharedDevices.begin
-num_left = int(sys.argv[2])
+number, named, num_left, when = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 
 
 class DyingTurns(DeviceTurns):
@@ -28,22 +27,24 @@ class DyingTurns(DeviceTurns):
 
 
 def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    global number
+    os.kill(os.getpid(), number)
+    number = 0  # which is no signal: the user asks once
 
 
 async def begin_or_die(devices: shared_devices.SharedDevices, phase: Phase, role: str = "") -> None:
     global num_left
-    num_left -= phase == sys.argv[1]
-    due = num_left == 0 and phase == sys.argv[1]
-    if due and sys.argv[3] == "before":
+    num_left -= phase == named
+    due = num_left == 0 and phase == named
+    if due and when == "before":
         die()
-    if due and sys.argv[3] == "between":
+    if due and when == "between":
         for turns in devices._turns.values():
             turns.__class__ = DyingTurns
     await begin(devices, phase, role)
-    if due:
+    if due and when != "before":
         die()
 
 
 shared_devices.SharedDevices.begin = begin_or_die  # type: ignore[method-assign]
-sys.exit(main(sys.argv[4:]))
+sys.exit(main(sys.argv[5:]))

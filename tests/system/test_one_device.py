@@ -56,7 +56,7 @@ def test_a_run_on_one_device_is_the_run_on_two_bit_for_bit(
     assert all(row["time/switch_s"] > 0 for row in rows(job))
 
 
-KILLS = [
+ENDS = [
     (phase, when)
     for phase in ("publish", "validate", "generate", "score", "train")
     for when in ("before", "between", "after")
@@ -64,16 +64,17 @@ KILLS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("phase", "when"), KILLS)
-def test_a_run_that_is_killed_in_a_phase_ends_as_if_it_had_run_through(
-    phase: str, when: str, tmp_path: Path, model: Path, apart: tuple[object, ...]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("phase", "when"), ENDS)
+def test_a_run_that_ends_in_a_phase_continues_as_if_it_had_run_through(
+    phase: str, when: str, number: signal.Signals, tmp_path: Path, model: Path, apart: tuple[object, ...]
 ) -> None:
     job = Job(tmp_path, model, alpha=0)
     # At its second time: an evaluation is the last one.
     script = str(REPOSITORY / "tests/system/dying_run.py")
-    process = job.start_program(script, phase, "2", when, "run.yaml", *SHARED)
+    process = job.start_program(script, str(number.value), phase, "2", when, "run.yaml", *SHARED)
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == -signal.SIGKILL, output
+    assert process.returncode == (-number if number == signal.SIGKILL else 130), output
     code, output = job.finish(*SHARED)
     assert code == 0, output
     assert results(job) == apart

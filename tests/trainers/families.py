@@ -79,7 +79,8 @@ FAMILIES: dict[str, Callable[[Shape], Any]] = {
         moe_intermediate_size=24,
         final_logit_softcapping=30.0,
     ),
-    "mistral": lambda shape: transformers.MistralConfig(**shape, sliding_window=8),
+    "mistral": lambda shape: transformers.MistralConfig(**shape, sliding_window=None),
+    "mistral_sliding": lambda shape: transformers.MistralConfig(**shape, sliding_window=8),
     "ministral3": lambda shape: transformers.Ministral3Config(**shape),
     "mixtral": lambda shape: transformers.MixtralConfig(**shape, num_local_experts=4, num_experts_per_tok=2),
 }

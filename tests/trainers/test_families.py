@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.embedded.fast import FastDecoder
+from envsdk.engines.embedded.generic import GenericDecoder
 from envsdk.engines.engine import EngineConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.weights.shapes import shapes_in
@@ -55,6 +57,13 @@ async def check_updates(trainer, folder, make_sequences, sent: str) -> None:
 
 async def test_engine_and_trainer_agree_before_and_after_an_update(family, make_trainer, make_sequences):
     await check_updates(make_trainer(), family, make_sequences, "weights")
+
+
+def test_mistral_is_computed_like_llama_but_for_its_window(tmp_path):
+    for name, kind in {"mistral": FastDecoder, "mistral_sliding": GenericDecoder}.items():
+        folder = save_family(name, tmp_path / name)
+        engine = EmbeddedEngine.create(EngineConfig(model=folder, sequence_length=64))
+        assert type(engine.core.decoder) is kind
 
 
 async def test_engine_and_trainer_agree_on_an_adapter(family, make_trainer, make_sequences):

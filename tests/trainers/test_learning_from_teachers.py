@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from plays import TRAINING, assert_close, play, play_on, play_on_megatron
 
+from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.runs.teacher_engine import TeacherEngine
 from envsdk.trainers.torch_trainer import TorchTrainer
@@ -88,3 +90,49 @@ def test_the_loss_of_the_sampled_token_has_the_gradient_of_its_divergence(
                 torch.testing.assert_close(moment, parameter.grad, atol=2e-6, rtol=1e-3)
                 compared += 1
     assert compared > 3
+
+
+def taught_batch(make_sequences, *, num_top: int) -> TrainBatch:
+    """Sequences of truncated sampling, every third without a teacher and every fourth of whole sampling."""
+    drawn = np.random.default_rng(0)
+    found = []
+    for number, sequence in enumerate(make_sequences(9)):
+        sets = [
+            sorted({int(token), *drawn.integers(0, 40, 6).tolist()}) if mask else []
+            for token, mask in zip(sequence.ids, sequence.response_mask, strict=True)
+        ]
+        length = len(sequence.ids)
+        top = {
+            "top_ids": np.tile(np.arange(num_top, dtype=np.int32), (length, 1)),
+            "top_logprobs": np.full((length, num_top), -3.0, np.float32),
+        }
+        teacher = TeacherScores(
+            logprobs=drawn.normal(-2, 1, length).astype(np.float32), coef=0.3, **(top if num_top else {})
+        )
+        found.append(
+            replace(
+                sequence,
+                support=Support.of(sets) if number % 4 else None,
+                teacher=teacher if number % 3 else None,
+            )
+        )
+    return TrainBatch(step=0, sequences=found)
+
+
+@pytest.mark.parametrize(("strategy", "num_top"), [("fsdp2_train", 4), ("fsdp2_train", 0), ("megatron", 0)])
+def test_several_ranks_learn_the_same_from_teachers_and_supports(
+    strategy, num_top, make_config, make_sequences
+) -> None:
+    batch = taught_batch(make_sequences, num_top=num_top)
+    ids, supports = [each.ids for each in batch.sequences], [each.support for each in batch.sequences]
+    calls = [("logprobs", ids, supports), ("train_step", batch), ("logprobs", ids, supports), ("weights",)]
+    config = make_config(
+        algorithm={"distill_as": "loss", "distill_top_k": num_top, "ppo_epochs": 2, "ppo_mini_batch_size": 5},
+        training_args=TRAINING,
+    )
+    expected = play("torch", config, calls)
+    if strategy == "megatron":
+        found = play_on_megatron(2, config, {"tensor_model_parallel_size": 2}, calls)
+    else:
+        found = play_on(strategy, 2, config, calls)
+    assert_close(found, expected, tolerance=1e-5)

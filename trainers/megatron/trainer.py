@@ -10,7 +10,6 @@ context-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,13 +38,13 @@ from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
 from envsdk.trainers.megatron.kernels import chosen_attention, kernels_of
+from envsdk.trainers.megatron.memory import RankMemory
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
 from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
 from envsdk.trainers.objective import TokenOutputs
-from envsdk.trainers.offload import DeviceMemory, MovedStorages
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
@@ -101,9 +100,7 @@ class MegatronTrainer(PolicyTrainer):
             and parallel_state.get_context_parallel_rank() == 0
         )
         """True on the one rank, among those with the same loss, that reports it."""
-        self._away = [MovedStorages(DeviceMemory(device())) for _ in (Held.WEIGHTS, Held.ALL)]
-        """Of weights, and of what a step needs besides."""
-        self._held = Held.ALL
+        self.memory = RankMemory(self._optimizer)
 
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
@@ -156,39 +153,17 @@ class MegatronTrainer(PolicyTrainer):
 
     def device_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Collective, as `weights`."""
-        with self._holding(Held.WEIGHTS):
+        with self.memory.holding(Held.WEIGHTS):
             self._optimizer.finish_param_gather()
             for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
                 yield name, tensor.float()
 
     def hold(self, held: Held) -> None:
-        """Ranks exchange weights on their devices: to send or save them, they come back."""
-        if self._held:
-            self._optimizer.finish_param_gather()
-        weights, rest, gradients = self._optimizer.tensors()
-        if held is not Held.ALL:
-            self._away[1].leave(rest, zeros=gradients, but=weights)
-        if held is Held.NOTHING:
-            self._away[0].leave(weights)
-        for away in self._away[:held]:
-            away.come_back()
-        self._held = held
-
-    @contextmanager
-    def _holding(self, held: Held) -> Iterator[None]:
-        """So much is held inside, at least."""
-        before = self._held
-        if before < held:
-            self.hold(held)
-        try:
-            yield
-        finally:
-            if before < held:
-                self.hold(before)
+        self.memory.hold(held)
 
     def save(self, folder: Path) -> None:
         """Weights, moments and schedule, each rank a share. StorageError names what could not be written."""
-        with self._holding(Held.ALL):
+        with self.memory.holding(Held.ALL):
             checkpoint.save(
                 folder,
                 self._chunks,
@@ -200,7 +175,7 @@ class MegatronTrainer(PolicyTrainer):
 
     def load(self, folder: Path) -> None:
         """StorageError names a missing or damaged file, or one that belongs to another model."""
-        with self._holding(Held.ALL):
+        with self.memory.holding(Held.ALL):
             checkpoint.load(folder, self._chunks, self._optimizer)
 
     def save_pretrained(self, folder: Path) -> None:
@@ -229,12 +204,9 @@ class MegatronTrainer(PolicyTrainer):
         return self._optimizer.step()
 
     def _value_head_step(self) -> tuple[float, float]:
-        head = set(self._value_head_parameters())
+        module = getattr(self._models[-1], "value_head", None)
+        head = set() if module is None else set(module.parameters())
         return self._optimizer.step(only=lambda parameter: parameter in head)
-
-    def _value_head_parameters(self) -> list[nn.Parameter]:
-        head = getattr(self._models[-1], "value_head", None)
-        return [] if head is None else list(head.parameters())
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad()

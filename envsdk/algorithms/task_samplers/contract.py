@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_serializer
-
+from envsdk.algorithms.group_filters import PluginEntry
 from envsdk.base.plugins import load_plugin
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import validated
@@ -51,7 +50,7 @@ class TagTasks:
     num_tasks: int | None = None
     """How many there are; None: they never end."""
     ranks: Sequence[int] | None = None
-    """Of each task, how hard it is: the easiest have the lowest. None: unknown."""
+    """How hard each task is: the easiest have the lowest. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,9 @@ class PlayedGroup:
 
     task: Task
     successes: Sequence[bool]
-    """Of the members that have an outcome; empty when the group was given up or not needed."""
+    """Outcomes of the members that have one; empty when the group was given up or not needed."""
     rewards: Sequence[float]
-    """Of the same members."""
+    """Rewards of the same members."""
 
 
 class TaskOrder(Protocol):
@@ -88,14 +87,9 @@ class SamplerConfig:
     args: Mapping[str, Any] = field(default_factory=dict)
     """Its settings."""
     tasks: Mapping[str, TagTasks] = field(default_factory=dict)
-    """By tag."""
+    """Tasks by tag."""
     seed: int = 0
     """The run's."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SamplerConfig:
-        """The inverse of `dataclasses.asdict`."""
-        return cls(**{**data, "tasks": {tag: TagTasks(**each) for tag, each in data["tasks"].items()}})
 
 
 Own = TypeVar("Own", bound=SamplerArgs)
@@ -138,28 +132,11 @@ class Uniform(TaskSampler[SamplerArgs]):
         return self.task(tag, self.order.next_index(tag))
 
 
-def as_entry(value: Any) -> Any:
-    """A name as the section that it stands for."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-class TaskSamplerEntry(BaseModel):
+class TaskSamplerEntry(PluginEntry):
     """`task_sampler`: a name alone, or a section with `name` and the sampler's settings."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
 
     name: str = UNIFORM
     """Entry point in `envsdk.task_samplers`, or `package.module:Class`. Other keys are its settings."""
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """The sampler's own settings, as written."""
-        return self.model_extra or {}
-
-    @model_serializer(mode="wrap")
-    def _name_alone_where_that_is_all(self, handler: Any) -> Any:
-        values = handler(self)
-        return self.name if set(values) == {"name"} else values
 
 
 def sampler_class(name: str) -> type[TaskSampler[Any]]:

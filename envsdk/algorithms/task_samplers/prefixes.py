@@ -55,9 +55,9 @@ class Prefix:
     """What the members of a group replay."""
 
     replies: Sequence[str] = ()
-    """Of the turns, in order. Empty: the oracle's."""
+    """Replies of the turns, in order. Empty: the oracle's."""
     share: float = 0.0
-    """Of the oracle's turns."""
+    """Share of the oracle's turns that is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class EndedEpisode:
 
     success: bool
     replies: Sequence[str]
-    """Of all its turns, replayed ones included."""
+    """Replies of all its turns, replayed ones included."""
 
 
 class PrefixSampling:
@@ -76,17 +76,17 @@ class PrefixSampling:
         self.args = args
         saved = state or {}
         self.levels: dict[str, float] = dict(saved.get("levels", {}))
-        """By tag."""
+        """Levels by tag."""
         self._windows = {tag: deque(each, args.window) for tag, each in saved.get("windows", {}).items()}
         self._kept: dict[str, dict[str, list[str]]] = {
             key: dict(each) for key, each in saved.get("kept", {}).items()
         }
-        """By tag and outcome: the replies by task, the latest task last."""
+        """Replies by task, the latest task last, by tag and outcome."""
         self._decided: dict[int, Prefix | None] = {
             int(group): None if each is None else Prefix(replies=tuple(each["replies"]), share=each["share"])
             for group, each in saved.get("decided", {}).items()
         }
-        """Of the groups that are not over."""
+        """Prefixes of the groups that are not over."""
 
     def prefix_of(self, group_id: int, task: Task) -> Prefix | None:
         """What this group replays; None: it begins at the beginning."""

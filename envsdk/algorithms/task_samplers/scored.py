@@ -86,44 +86,25 @@ class Results:
 
     def __init__(self, num_arms: int, window: int) -> None:
         self._window = window
+        self.windows: dict[int, str] = {}
+        """The latest episodes of an arm, the newest one last: 1 where it succeeded."""
         self.episodes = np.zeros(num_arms, np.int64)
-        """In the window."""
         self.successes = np.zeros(num_arms, np.int64)
         self.spread = np.zeros(num_arms)
         """Standard deviation of the rewards of the latest group."""
         self.seen_at = np.full(num_arms, -1, np.int64)
         """Draws before the latest results came; -1: there are none."""
-        self._bits: dict[int, int] = {}
-        """The window of each arm, the newest episode in the lowest bit: 1 where it succeeded."""
 
     @property
     def rate(self) -> NDArray[np.float64]:
         """The success rate that is expected of each arm."""
         return (self.successes + 1) / (self.episodes + 2)
 
-    def add(self, arm: int, successes: Sequence[bool], rewards: Sequence[float], now: int) -> None:
-        bits, mask = self._bits.get(arm, 0), (1 << self._window) - 1
-        for success in successes:
-            bits = (bits << 1 | bool(success)) & mask
-        length = min(self._window, int(self.episodes[arm]) + len(successes))
-        self._set(arm, bits, length, float(np.std(rewards)), now)
-
-    def _set(self, arm: int, bits: int, length: int, spread: float, seen_at: int) -> None:
-        self._bits[arm] = bits
-        self.episodes[arm], self.successes[arm] = length, bits.bit_count()
+    def set(self, arm: int, episodes: str, spread: float, seen_at: int) -> None:
+        """Replace the results of an arm; of more episodes than the window has, by the newest."""
+        self.windows[arm] = window = episodes[-self._window :]
+        self.episodes[arm], self.successes[arm] = len(window), window.count("1")
         self.spread[arm], self.seen_at[arm] = spread, seen_at
-
-    def rows(self) -> dict[int, tuple[int, int, float, int]]:
-        """Arms with results: window, its length, spread, time."""
-        return {
-            arm: (bits, int(self.episodes[arm]), float(self.spread[arm]), int(self.seen_at[arm]))
-            for arm, bits in self._bits.items()
-        }
-
-    def restore(self, arm: int, bits: int, length: int, spread: float, seen_at: int) -> None:
-        """Take over a row; of a longer window, its newest part."""
-        length = min(length, self._window)
-        self._set(arm, bits & ((1 << length) - 1), length, spread, seen_at)
 
 
 class ScoredSampler(TaskSampler[Own]):
@@ -138,7 +119,7 @@ class ScoredSampler(TaskSampler[Own]):
         self.arms: list[tuple[str, int]] = []
         """Tag and index of each; the index of a whole tag is -1."""
         self.arms_of: dict[str, Arms] = {}
-        """By tag."""
+        """Numbers of the arms by tag."""
         for tag in config.tasks:
             first = len(self.arms)
             self.arms += [(tag, index) for index in self._indexes(tag)]
@@ -153,7 +134,7 @@ class ScoredSampler(TaskSampler[Own]):
 
     @abstractmethod
     def weights(self, arms: Arms) -> NDArray[np.float64]:
-        """Of these arms, at least 0."""
+        """Weights of these arms, at least 0."""
 
     def next_task(self) -> Task:
         if self.args.choose == "tasks":
@@ -172,12 +153,18 @@ class ScoredSampler(TaskSampler[Own]):
             return  # of a run that had other tags or more tasks
         self._in_play[arm] = max(0, self._in_play[arm] - 1)
         if group.successes:
-            self.results.add(arm, group.successes, group.rewards, self.num_draws)
+            episodes = "".join("01"[success] for success in group.successes)
+            before = self.results.windows.get(arm, "")
+            self.results.set(arm, before + episodes, float(np.std(group.rewards)), self.num_draws)
 
     def state(self) -> dict[str, Any]:
+        results = self.results
         return {
             "num_draws": self.num_draws,
-            "results": [[*self.arms[arm], *row] for arm, row in self.results.rows().items()],
+            "results": [
+                [*self.arms[arm], window, float(results.spread[arm]), int(results.seen_at[arm])]
+                for arm, window in results.windows.items()
+            ],
             "in_play": [[*self.arms[arm], int(self._in_play[arm])] for arm in np.flatnonzero(self._in_play)],
         }
 
@@ -186,10 +173,8 @@ class ScoredSampler(TaskSampler[Own]):
         gate, results = self.args.gate, self.results
         if gate is None:
             return np.zeros(len(arms), np.bool_)
-        episodes, rate = (
-            results.episodes[arms],
-            results.successes[arms] / np.maximum(1, results.episodes[arms]),
-        )
+        episodes = results.episodes[arms]
+        rate = results.successes[arms] / np.maximum(1, episodes)
         is_settled = (episodes >= gate.after) & ((rate >= gate.solved) | (rate <= gate.hopeless))
         return is_settled & (self.num_draws - results.seen_at[arms] < gate.look_again)
 
@@ -224,7 +209,7 @@ class ScoredSampler(TaskSampler[Own]):
         self.num_draws = state["num_draws"]
         for tag, index, *row in state["results"]:
             if (arm := self._numbers.get((tag, index))) is not None:
-                self.results.restore(arm, *row)
+                self.results.set(arm, *row)
         for tag, index, count in state["in_play"]:
             if (arm := self._numbers.get((tag, index))) is not None:
                 self._in_play[arm] = count
@@ -235,7 +220,8 @@ class WeightedArgs(ScoredArgs):
 
     choose: Literal["tasks", "tags", "both"] = "both"
     weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """Of each tag, shared by its tasks; 1 where none is given. They have no effect with `choose: tasks`."""
+    """Weight of each tag, shared by its tasks; 1 where none is given. They have no effect with `choose:
+    tasks`."""
 
 
 class Weighted(ScoredSampler[WeightedArgs]):
@@ -294,7 +280,8 @@ class EasyToHardArgs(ScoredArgs):
     higher_is: Literal["harder", "easier"] = "harder"
     """What a higher value in `columns` means."""
     over_groups: PositiveInt | None = None
-    """Groups until all tasks are admitted. None: tasks are played in order, and then again."""
+    """Groups until all tasks are admitted. None: tasks are played in order, and then again, without a
+    gate."""
     start: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of the tasks that is admitted at first, with `over_groups`."""
 
@@ -329,31 +316,27 @@ class EasyToHard(ScoredSampler[EasyToHardArgs]):
                     "columns of prompt data, or set choose: tags"
                 )
             self._ranks[arms] = ranks[: len(arms)]
-        self._last_rank: dict[str, int] = dict(state["last_rank"]) if state is not None else {}
-        """With tasks in order: how far each list is, by its tag; "" for one list of all."""
+        self._num_played: dict[str, int] = dict(state["num_played"]) if state is not None else {}
+        """With tasks in order: how many of each list, by its tag; "" is the list of all."""
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"last_rank": self._last_rank}
+        return super().state() | {"num_played": self._num_played}
 
     def weights(self, arms: Arms) -> NDArray[np.float64]:
-        if self.args.over_groups is None:
-            return np.ones(len(arms))
+        assert self.args.over_groups is not None
         first = self.args.start**2
         competence = math.sqrt(min(1.0, self.num_draws * (1 - first) / self.args.over_groups + first))
         whole = self._list_of(arms)
         easiest = np.sort(self._ranks[whole])[math.ceil(competence * len(whole)) - 1]
         return np.asarray(self._ranks[arms] <= easiest, np.float64)
 
-    def pick(self, arms: Arms, uniform: float) -> int:
+    def _draw(self, arms: Arms) -> int:
         if self.args.over_groups is not None:
-            return super().pick(arms, uniform)
+            return super()._draw(arms)
         name = self.arms[arms[0]][0] if self.args.choose == "tasks" else ""
-        places = np.lexsort((arms, self._ranks[arms]))
-        keys = self._ranks[arms] * len(self.arms) + arms
-        later = places[keys[places] > self._last_rank.get(name, -1)]
-        chosen = int((later if len(later) else places)[0])
-        self._last_rank[name] = int(keys[chosen])
-        return int(arms[chosen])
+        number = self._num_played.get(name, 0)
+        self._num_played[name] = number + 1
+        return int(arms[np.lexsort((arms, self._ranks[arms]))[number % len(arms)]])
 
     def _list_of(self, arms: Arms) -> Arms:
         """All arms of the list that these are some of."""

@@ -30,7 +30,7 @@ class Score:
 
     @classmethod
     def counted(cls, num_successes: float, num_episodes: int, num_failed: int) -> Score:
-        """Of episodes by number; failed ones are among them."""
+        """The score of so many episodes, failed ones included."""
         num_scored = num_episodes - num_failed
         rate = num_successes / num_scored if num_scored else None
         return cls(rate=rate, num_scored=num_scored, num_failed=num_failed)

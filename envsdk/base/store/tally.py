@@ -113,19 +113,19 @@ class Tally:
         """Mean number of turns of episodes with an outcome; None when there is none."""
         return self.num_turns / self.num_scored if self.num_scored else None
 
-    def cells(self, interval: tuple[float, float]) -> list[str]:
-        """As tables show it: episodes, success, its interval, reward, turns, failures."""
+    def cells(self, interval: tuple[float, float], *, thousands: str = "") -> list[str]:
+        """What tables show: episodes, success, its interval, reward, turns, failures."""
         low, high = interval
         rate, reward, turns = self.success_rate, self.mean_reward, self.mean_turns
         # The columns beside it say of how many, unless some failed.
-        of = f" of {self.num_scored:,}" if self.num_failed else ""
+        of = f" of {self.num_scored:{thousands}}" if self.num_failed else ""
         return [
-            f"{self.num_episodes:,}",
+            f"{self.num_episodes:{thousands}}",
             ("-" if rate is None else f"{rate:.1%}") + of,
             "-" if rate is None else f"{100 * low:.1f}-{high:.1%}",
             "-" if reward is None else f"{reward:.3f}",
             "-" if turns is None else f"{turns:.1f}",
-            f"{self.num_failed:,}",
+            f"{self.num_failed:{thousands}}",
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -25,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from envsdk.base.store.arrow_arrays import array_of_npy, arrays_from_column, npy_of
 from envsdk.base.store.atomic import atomic_file, storage_error
 from envsdk.contracts.failures import Boundary, Failure, StorageError, without_lone_surrogates
 from envsdk.contracts.players import Seat
@@ -242,15 +241,7 @@ def _array_column(name: str, dtype: Any, of: Callable[[TokenArrays], Any | None]
 
 def _experts(trajectories: Rows) -> pa.Array:
     logs = (trajectory.tokens for trajectory in trajectories)
-    return pa.array([None if log is None else _npy(log.experts) for log in logs], pa.binary())
-
-
-def _npy(array: NDArray[Any] | None) -> bytes | None:
-    if array is None:
-        return None
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
+    return pa.array([None if log is None else npy_of(log.experts) for log in logs], pa.binary())
 
 
 _PLAIN = (
@@ -481,12 +472,12 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
 
 
 def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
-    columns = {attribute: _arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
+    columns = {attribute: arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
     experts = batch.column("experts").to_pylist() if "experts" in batch.schema.names else [None] * len(batch)
-    columns["experts"] = [None if npy is None else np.load(io.BytesIO(npy)) for npy in experts]
+    columns["experts"] = [array_of_npy(npy) for npy in experts]
     columns["support"] = [None] * batch.num_rows
     if "support_ids" in batch.schema.names:
-        pairs = zip(*(_arrays_from_column(batch.column(name)) for name in _SUPPORT), strict=True)
+        pairs = zip(*(arrays_from_column(batch.column(name)) for name in _SUPPORT), strict=True)
         columns["support"] = [
             None if ids is None else Support(counts=counts, ids=ids) for counts, ids in pairs
         ]
@@ -494,17 +485,3 @@ def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
         None if arrays[0] is None else TokenArrays(**dict(zip(columns, arrays, strict=True)))
         for arrays in zip(*columns.values(), strict=True)
     ]
-
-
-def _arrays_from_column(column: pa.ListArray) -> list[Any]:
-    flat = column.flatten().to_numpy()
-    arrays: list[NDArray[Any] | None] = []
-    start = 0
-    for length in column.value_lengths().to_pylist():
-        if length is None:
-            arrays.append(None)
-            continue
-        # Arrow's memory is read-only, and torch warns about arrays that are.
-        arrays.append(flat[start : start + length].copy())
-        start += length
-    return arrays

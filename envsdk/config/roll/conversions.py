@@ -9,7 +9,7 @@ from typing import Any
 from envsdk.config.foreign.row import Place
 from envsdk.config.ranges import parse_index_list
 
-_REFERENCE_TRAINERS = {
+REFERENCE_TRAINERS = {
     "megatron_infer": "megatron_train",
     "hf_infer": "fsdp2_train",
     "fsdp2_infer": "fsdp2_train",
@@ -94,11 +94,11 @@ def has_no_tensor_parallelism(value: Any, place: Place) -> bool:
 
 
 def is_reference_trainer(value: Any, place: Place) -> bool:
-    return value in _REFERENCE_TRAINERS
+    return value in REFERENCE_TRAINERS
 
 
 def reference_trainer(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"reference.strategy_args.strategy_name": _REFERENCE_TRAINERS[value]}
+    return {"reference.strategy_args.strategy_name": REFERENCE_TRAINERS[value]}
 
 
 def gradient_checkpointing(value: Any, place: Place) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ def chooses_attention(value: Any, place: Place) -> bool:
     name = place.get(role, "strategy_args", "strategy_name", default="torch")
     if role == "actor_train" and has_lora(place):
         return True
-    return _REFERENCE_TRAINERS.get(name, name) in ("torch", "fsdp2_train")
+    return REFERENCE_TRAINERS.get(name, name) in ("torch", "fsdp2_train")
 
 
 def chooses_attention_in_rolls_words(value: Any, place: Place) -> bool:

@@ -42,6 +42,7 @@ class Architecture:
             or config.hidden_act != "silu"
             or getattr(config, "mlp_bias", False)
             or set(layer_types) != {"full_attention"}
+            or (kind == "mistral" and config.sliding_window is not None)
             or rope.get("rope_type", "default") not in {"default", "linear", "llama3", "yarn"}
             or rope.get("partial_rotary_factor", 1.0) != 1.0
         ):

@@ -76,7 +76,7 @@ class Sampled(NamedTuple):
     top: TopTokens | None
     """Likeliest tokens of that distribution, for all rows, where the plan asks for some."""
     support: Support | None = None
-    """Of all rows, where the plan asks for it."""
+    """Tokens that could be drawn, for all rows, where the plan asks for them."""
 
 
 def sample(logits_BV: Tensor, uniforms_B: Tensor, plan: SamplingPlan) -> Sampled:

@@ -10,7 +10,7 @@ from envsdk.engines.sampling import SamplingShape
 from envsdk.engines.settings import EngineSettings
 
 _DEFAULT_CACHE_BYTES = 1 << 30
-FAST_MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3"})
+FAST_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Models that do not go through transformers, but for variants of theirs."""
 
 

@@ -150,7 +150,7 @@ def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelt
 
 
 def _prompt_scores(flat: Any) -> PromptScores | None:
-    """Of each position but the first vLLM tells the prompt's token, then the likeliest ones."""
+    """vLLM tells the prompt's token of each position but the first, then the likeliest ones."""
     if flat is None:
         return None
     starts, ends = flat.start_indices[1:], flat.end_indices[1:]

@@ -140,8 +140,8 @@ def _results(manifest: Manifest) -> str:
 
 
 def _row(name: str, tally: Tally) -> str:
-    interval = wilson_interval(tally.num_successes, tally.num_scored)
-    return f"| {' | '.join([name, *tally.cells(interval)])} |"
+    cells = tally.cells(wilson_interval(tally.num_successes, tally.num_scored), thousands=",")
+    return f"| {' | '.join([name, *cells])} |"
 
 
 def _selection(manifest: Manifest) -> str:

@@ -12,6 +12,7 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.advantages import token_advantages
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.device_sharing import device_groups
 from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL
 from envsdk.contracts.failures import ConfigurationError
@@ -190,7 +191,7 @@ def test_training_needs_the_judges_server_and_the_model(tmp_path: Path) -> None:
         ("actor_infer.generating_args.repetition_penalty: 1.1", "repetition_penalty", "set it to 1.0"),
         ("val_batch_size: -1", "val_batch_size", "say how many"),
         ("val_sequence_length: 99", "val_sequence_length", "max_new_tokens"),
-        ("actor_train.router_replay.mode: R3", "router_replay", "train_infer_correction"),
+        ("actor_train.router_replay.mode: R2", "router_replay", "set mode: R3"),
         ("actor_train.mtp_training_mode: joint", "mtp_training_mode", "disabled"),
         ("actor_train.model_update_frequency: 2", "model_update_frequency", "sync_interval"),
         ("actor_train.model_args.lora_dropout: 0.1", "lora_dropout", "set 0"),
@@ -307,6 +308,11 @@ def test_the_preset_keeps_tags_and_rewards_and_yields_to_overrides(tmp_path: Pat
 
 
 GROUPS = "reward_normalization: {grouping: traj_group_id, method: mean_std}"
+
+
+def test_r3_replays_the_experts_that_the_engine_chose(tmp_path: Path) -> None:
+    modes = (f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer"))
+    assert agentic(tmp_path, *modes).config.algorithm.train_infer_correction.routing_replay
 
 
 def agentic_with(tmp_path: Path, *keys: str) -> RunConfig:
@@ -545,9 +551,27 @@ def test_a_student_is_the_policy_and_its_teachers_are_ours(tmp_path: Path) -> No
         "mathematician": ("large/model", ["math_rule"], 0.5),
         "programmer": ("code/model", ["code_rule"], 1.0),
     }
-    assert {each.strategy_args.strategy_name for each in config.teachers.values()} == {"sglang"}
+    scorers = [each.strategy_args.strategy_name for each in config.teachers.values()]
+    assert scorers == ["megatron_train", "fsdp2_train"]
+    assert config.teachers["mathematician"].device_mapping == [0, 1]
     assert (config.distill_as, config.distill_reward_coef) == ("advantage", 0.0)
     assert not [note for note in algorithm_notes(config) if "top_p" in note]
     mixed = STUDENT.replace("student_train", "actor_train").replace("student_infer", "actor_infer")
     path.write_text(f"use_opd: true\n{mixed}")
     assert load_config(path, to_explain=True).config.distill_reward_coef == 1.0
+
+
+@pytest.mark.parametrize(
+    ("level", "devices", "expected"), [(2, "[4,5,6,7]", "all"), (0, "[4,5,6,7]", "none"), (2, "[0,1]", None)]
+)
+def test_a_sleep_level_is_what_engines_give_back_of_shared_devices(
+    level: int, devices: str, expected: str | None, tmp_path: Path
+) -> None:
+    agentic(tmp_path)
+    file = tmp_path / "runs" / "a lake.yaml"
+    text = AGENTIC.replace("max_model_len: 100", f"max_model_len: 100, sleep_level: {level}")
+    file.write_text(text.replace("list(range(0,4))", devices))
+    loaded = load_config(file, to_explain=True)
+    assert loaded.config.actor_infer.offload == expected
+    assert ("in turns: actor_infer" in explain(loaded)) is (expected is not None)
+    assert device_groups(load_config(file, preset="tiny", to_explain=True).config) == []

@@ -36,7 +36,11 @@ def test_a_teacher_without_tags_has_those_of_no_other() -> None:
         (["teachers={a: {pretrain: x}, b: {pretrain: y}}"], "`a` is the teacher without `tags` already"),
         (["teachers={a: {pretrain: x, strategy_args: {strategy_name: mock}}}"], "does not score prompts"),
         (["teachers={a: {pretrain: x, strategy_args: {strategy_name: embeded}}}"], "unknown engine"),
-        (["teachers={a: {pretrain: x, device_mapping: [0, 1]}}"], "start a server for a larger one"),
+        (
+            ["teachers={a: {pretrain: x, device_mapping: [0, 1], strategy_args: {strategy_name: vllm}}}"],
+            "start a server for a larger one",
+        ),
+        (["teachers={a: {pretrain: x}}", "distill_as=loss", "distill_top_k=4"], "take an engine for `a`"),
         (["distill_top_k=8"], "set distill_as to `loss`"),
         (
             ["teachers={a: {pretrain: x}}", "distill_as=loss", "distill_top_k=8",

@@ -407,7 +407,6 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         ),
         ("algorithm.policy_loss_fn_args={clip: 1}", "policy_loss_fn_args", "clip"),
         ("algorithm.kl_loss_fn=abs", "kl_loss_fn", "k1, k2, k3"),
-        ("mode=colocate", "mode", "for one GPU and one engine"),
         ("stages=[{stage_name: warm}]", "stages", "envsdk sft"),
         ("model.tinker={enable: true}", "model.tinker.enable", "GPUs of your own"),
         ("model.model_path=Qwen/Qwen2.5-VL-3B", "model.model_path", "text alone"),
@@ -434,6 +433,22 @@ def test_what_is_refused_says_what_to_do(override: str, key: str, words: str) ->
     assert key in message
     assert words in message
     assert "1 problem\n" in message
+
+
+SIZES = ("engine_num", "tensor_parallel_size")
+
+
+def test_colocate_takes_turns_on_one_device() -> None:
+    tiny = load("mode=colocate").config
+    assert (tiny.mode, tiny.async_generation_ratio) == ("both", 0)
+    assert (tiny.actor_train.offload, tiny.actor_infer.offload) == ("all", "all")
+    assert tiny.actor_infer.device_mapping is None
+    model = "model.model_path=Qwen/Qwen3-0.6B"
+    one_gpu = "cluster.gpu_per_node=1", *(f"explorer.rollout_model.{key}=1" for key in SIZES)
+    one = load("mode=colocate", model, *one_gpu).config
+    assert one.actor_train.device_mapping == one.actor_infer.device_mapping == [0]
+    with pytest.raises(ConfigurationError, match="colocate is for one GPU and one engine"):
+        load("mode=colocate", model)
 
 
 @pytest.mark.parametrize(

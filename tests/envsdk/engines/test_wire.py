@@ -45,6 +45,7 @@ requests = st.builds(
     priority=st.integers(-5, 5),
     stream=st.booleans(),
     survives_weight_update=st.booleans(),
+    experts_from=st.none() | st.integers(0, 100),
 )
 
 
@@ -74,6 +75,7 @@ def results(draw: st.DrawFn) -> GenerationResult:
         error_kind=draw(st.sampled_from(ErrorKind)),
         top=draw(st.none() | tops),
         prompt_scores=draw(st.none() | scores),
+        experts=draw(st.none() | st.just(np.arange(12, dtype=np.int16).reshape(3, 2, 2))),
     )
 
 

@@ -35,7 +35,7 @@ class MegatronApart(MegatronOnCpu):
     """`MegatronOnCpu` that really moves what it does not hold."""
 
     def hold(self, held: Held) -> None:
-        for away in self._away:
+        for away in (self.memory.weights, self.memory.rest):
             away.memory = ApartMemory(torch.device("cpu"))
         super().hold(held)
         assert all(

@@ -53,6 +53,7 @@ def token_arrays(draw: st.DrawFn) -> TokenArrays:
         behavior_logprobs=values(st.floats(allow_nan=False, width=32), np.float32),
         versions=values(int32, np.int32),
         support=draw(st.none() | st.lists(st.lists(int32), min_size=length, max_size=length).map(Support.of)),
+        experts=draw(st.none() | st.just(np.arange(length * 6, dtype=np.int16).reshape(length, 3, 2))),
     )
 
 
@@ -96,17 +97,20 @@ def same(left: Trajectory, right: Trajectory) -> bool:
     if (left.tokens is None) != (right.tokens is None):
         return False
     if left.tokens is not None and right.tokens is not None:
-        one_support, other_support = left.tokens.support, right.tokens.support
-        if (one_support is None) != (other_support is None):
-            return False
-        pairs = [
-            (getattr(left.tokens, field.name), getattr(right.tokens, field.name))
-            for field in dataclasses.fields(TokenArrays)
-            if field.name != "support"
+        tokens = [
+            [
+                getattr(each, field.name)
+                for field in dataclasses.fields(TokenArrays)
+                if field.name != "support"
+            ]
+            + ([None, None] if each.support is None else [each.support.counts, each.support.ids])
+            for each in (left.tokens, right.tokens)
         ]
-        if one_support is not None and other_support is not None:
-            pairs += [(one_support.counts, other_support.counts), (one_support.ids, other_support.ids)]
-        for one, other in pairs:
+        for one, other in zip(*tokens, strict=True):
+            if one is None or other is None:
+                if one is not other:
+                    return False
+                continue
             if one.dtype != other.dtype or not np.array_equal(one, other):
                 return False
     return dataclasses.replace(left, tokens=None) == dataclasses.replace(right, tokens=None)
@@ -128,15 +132,15 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have five more, which only say something of episodes with several segments or players, and of
-    truncated sampling."""
+    """New files have six more, which only say something of episodes with several segments or players, of
+    recorded experts, and of truncated sampling."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
     write_trajectories(tmp_path / "new.parquet", kept_trajectories(), metadata={"step": "7"})
     new, old = pq.ParquetFile(tmp_path / "new.parquet"), pq.ParquetFile(KEPT)
     table = new.read()
-    later = ["follows", "roles", "seats", "support_counts", "support_ids"]
+    later = ["follows", "roles", "seats", "experts", "support_counts", "support_ids"]
     for name in later:
         assert table.column(name).null_count == len(table)
     table = table.drop_columns(later)
