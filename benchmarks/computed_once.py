@@ -29,6 +29,7 @@ import torch
 from model_shapes import QUICKSTART, write_model
 
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.memory import give_back_freed
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.packing import Row, make_row, pack
 from envsdk.trainers.training_args import TorchStrategyConfig
@@ -85,6 +86,7 @@ def peak_mib(work: Callable[[], object]) -> float:
         os.waitpid(child, 0)
         return int(os.read(reading, 32)) / 2**20
     try:
+        give_back_freed()
         Path("/proc/self/clear_refs").write_text("5")
         before = _memory("VmRSS")
         work()
