@@ -53,7 +53,7 @@ class PackedResults:
     rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
     """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
     extras: dict[int, Extras]
-    """Likeliest tokens, scores, experts and supports by position among the results, for the few that have some."""
+    """Likeliest tokens, scores, experts and supports by position, for the few results that have some."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None
