@@ -21,15 +21,14 @@ def selection_problems(config: RunConfig) -> Iterator[Problem]:
     if metric is not None and metric not in known and not metric.startswith(_FOUND_BY_PLAYING):
         hint = suggest(metric, known, known="metrics of evaluations")
         yield Problem(("metric_for_best_model",), f"no evaluation of this run has `{metric}`; {hint}")
-    if metric is not None and not config.val_batch_size:
-        yield Problem(
-            ("metric_for_best_model",), "it needs evaluations, and val_batch_size is 0; leave it out"
-        )
-    if patience is not None and (metric is None or not config.eval_steps):
-        needed = "metric_for_best_model" if metric is None else "eval_steps above 0"
-        yield Problem(
-            ("early_stopping_patience",), f"it needs {needed}, which says what must improve and when"
-        )
+    required = {
+        "metric_for_best_model": metric,
+        "eval_steps above 0": config.eval_steps,
+        "val_batch_size above 0": config.val_batch_size,
+    }
+    if patience is not None and not all(required.values()):
+        needed = next(name for name, value in required.items() if not value)
+        yield Problem(("early_stopping_patience",), f"it needs {needed}; set that, or leave this out")
     if not config.evaluates_average:
         return
     if config.mode == "train":

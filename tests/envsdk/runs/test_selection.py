@@ -77,7 +77,7 @@ MEGATRON = "actor_train.strategy_args.strategy_name=megatron_train"
     [
         (["metric_for_best_model=val/succes/mean"], "did you mean `val/success/mean`"),
         (["metric_for_best_model=val/success/SimpelSokoban"], "did you mean `val/success/SimpleSokoban`"),
-        (["val_batch_size=0"], "val_batch_size is 0"),
+        (["early_stopping_patience=2", "val_batch_size=0"], "it needs val_batch_size above 0"),
         (["early_stopping_patience=2", "metric_for_best_model=null"], "it needs metric_for_best_model"),
         (["early_stopping_patience=2", "eval_steps=0"], "it needs eval_steps above 0"),
         ([f"{DECAY}=0.9", "validation=overlap"], "take `validation: pause`"),
@@ -89,6 +89,10 @@ def test_what_cannot_work_is_refused_before_the_start(overrides: list[str], said
     with pytest.raises(ConfigurationError) as caught:
         load(*overrides)
     assert said in str(caught.value)
+
+
+def test_a_file_that_names_a_metric_may_be_run_without_evaluations() -> None:
+    assert load("val_batch_size=0").config.metric_for_best_model == METRIC
 
 
 class Scores:
