@@ -117,7 +117,7 @@ class TokenLog:
 
     @property
     def num_routed(self) -> int:
-        """Of how many of the first tokens the experts are recorded."""
+        """Number of first tokens whose experts are recorded."""
         return sum(len(experts) for _, experts in self._experts)
 
     @property
