@@ -126,7 +126,7 @@ class TokenLog:
 
     @property
     def num_routed(self) -> int:
-        """How many of the first tokens have recorded experts."""
+        """Number of first tokens whose experts are recorded."""
         return sum(len(experts) for _, experts in self._experts)
 
     @property

@@ -30,7 +30,7 @@ class ExpertChoice:
         routers = [(name, module) for name, module in model.named_modules() if type(module) in kinds]
         self.num_routers = len(routers)
         self._layers = [int(part) for name, _ in routers for part in name.split(".") if part.isdigit()]
-        """Place of each router's layer, among the model's layers."""
+        """Number of each router's layer in the model."""
         self._num_layers = int(config.num_hidden_layers)
         self._replayed: list[Tensor] = []
         self._made: dict[int, Tensor] = {}

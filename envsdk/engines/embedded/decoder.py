@@ -90,9 +90,8 @@ class Decoder(ABC, Generic[WeightsT]):
         """One step: `tokens` `[rows]` are the rows' last tokens; logits `[rows, vocab_size]` follow them."""
 
     def experts(self) -> list[NDArray[np.int16]]:
-        """Experts of each row in the last `decode`, or `prefill` with logits: what routers chose for the
-        tokens that have become known since, `[num_tokens, num_routers, num_chosen]`. Empty unless it
-        `routes`."""
+        """Choices of the routers in the last `decode`, or `prefill` with logits, by row: for the tokens that
+        have become known since, `[num_tokens, num_routers, num_chosen]`. Empty unless it `routes`."""
         return []
 
     @abstractmethod
