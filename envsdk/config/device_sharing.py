@@ -52,6 +52,11 @@ def sharing_told(config: RunConfig) -> str:
     for names in _connected(config):
         if not taking_turns.intersection(names):
             told.append(f"side by side: {', '.join(names)}")
+    for name, teacher in config.teachers.items():
+        devices = set(teacher.device_mapping or ())
+        beside = [key for key, role in roles_of(config).items() if devices & set(role.device_mapping or ())]
+        if beside:
+            told.append(f"teachers.{name} stays beside {', '.join(beside)}")
     return "; ".join(told) or "no: each role has its own"
 
 

@@ -102,6 +102,8 @@ def test_explain_says_who_shares() -> None:
     assert told() == "no: each role has its own"
     assert told(*mapped) == "in turns: actor_infer (offload: all), actor_train (offload: all)"
     assert told(mapped[0], "reference.device_mapping=[0]", KL) == "side by side: actor_train, reference"
+    teacher = "teachers.old={pretrain: any, device_mapping: [0]}"
+    assert told(mapped[0], teacher) == "teachers.old stays beside actor_train"
 
 
 def test_a_device_must_hold_the_largest_turn() -> None:
