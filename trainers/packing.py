@@ -39,7 +39,7 @@ class Row:
     targets: NDArray[np.int64]
     """`[num_scored]`: the ids at `scored`."""
     experts: NDArray[np.int16] | None = None
-    """`[num_inputs, num_routers, num_chosen]`: what routers are to choose; -1: they choose themselves."""
+    """What routers are to choose, `[num_inputs, routers, chosen]`; -1: they choose themselves."""
     support: Support | None = None
     """`[num_scored]`: the tokens that could be drawn there."""
 

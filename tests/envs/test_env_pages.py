@@ -10,7 +10,8 @@ from envsdk.base.plugins import load_object
 from envsdk.base.registry import known_ids, spec
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = sorted(file.parent for file in (ROOT / "envs").glob("*/__init__.py"))
+FOLDERS = sorted(file.parent for file in (ROOT / "envs").glob("*/__init__.py") if "SPEC" in file.read_text())
+"""Those of environments; the base of the shell environments is none."""
 SECTIONS = ["Reply", "Keywords", "Reward", "Oracle", "Data", "Tests"]
 LONGEST_PAGE = 120
 

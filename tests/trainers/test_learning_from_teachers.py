@@ -125,7 +125,12 @@ def test_several_ranks_learn_the_same_from_teachers_and_supports(
 ) -> None:
     batch = taught_batch(make_sequences, num_top=num_top)
     ids, supports = [each.ids for each in batch.sequences], [each.support for each in batch.sequences]
-    calls = [("logprobs", ids, supports), ("train_step", batch), ("logprobs", ids, supports), ("weights",)]
+    calls = [
+        ("logprobs", ids, (), supports),
+        ("train_step", batch),
+        ("logprobs", ids, (), supports),
+        ("weights",),
+    ]
     config = make_config(
         algorithm={"distill_as": "loss", "distill_top_k": num_top, "ppo_epochs": 2, "ppo_mini_batch_size": 5},
         training_args=TRAINING,

@@ -120,7 +120,7 @@ def test_the_cache_of_the_embedded_engine_is_what_it_allocates(model_folder: Pat
 
     sizes = model_sizes(model_folder)
     engine = EmbeddedEngine.create(EngineConfig(model=model_folder, sequence_length=248, max_running=3))
-    cache = engine.core.decoder._cache  # type: ignore[attr-defined]
+    cache = engine.core.decoder._cache.layers  # type: ignore[attr-defined]
     memory = EmbeddedSettings().sampling_memory(sizes, num_replies=3, num_tokens=248)
     kept = next(value for name, value in memory.items() if name.startswith("keys and values"))
     assert kept == cache.numel() * cache.element_size()
