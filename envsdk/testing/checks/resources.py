@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -56,16 +58,18 @@ def _measured(subject: Subject) -> tuple[_Use, _Use]:
     The first ones are not counted: pools and caches that instances share are made then.
     """
     if "use" not in subject.memory:
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(_WARM_UP):
+        # Not removed before this process ends: what instances share may have begun here and go on.
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for _ in range(_WARM_UP):
+            _played_and_closed(subject)
+        gc.collect()
+        with patch.object(tempfile, "tempdir", folder), patch.dict(os.environ, TMPDIR=folder):
+            before = _use(Path(folder))
+            for _ in range(_CYCLES):
                 _played_and_closed(subject)
             gc.collect()
-            with patch.object(tempfile, "tempdir", folder), patch.dict(os.environ, TMPDIR=folder):
-                before = _use(Path(folder))
-                for _ in range(_CYCLES):
-                    _played_and_closed(subject)
-                gc.collect()
-                after = _use(Path(folder))
+            after = _use(Path(folder))
         subject.memory["use"] = before, after
     found: tuple[_Use, _Use] = subject.memory["use"]
     return found

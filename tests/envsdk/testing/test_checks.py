@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -377,3 +378,16 @@ def test_a_class_of_the_main_module_is_not_sought_in_another_process() -> None:
     (outcome,) = examine(kind, only=["isolation.another_process_plays_the_same_course"]).outcomes
     assert outcome.status is Status.SKIPPED
     assert "its class is in `__main__`, which is no file to import" in outcome.message
+
+
+def test_what_instances_share_may_keep_the_folder_for_temporary_files() -> None:
+    folders = set[str]()
+
+    class RemembersTheFolder(Line):
+        def reset(self, *, seed=None, options=None):
+            folders.add(tempfile.gettempdir())
+            return super().reset(seed=seed)
+
+    assert examine(RemembersTheFolder, only=["resources.no_temporary_file_is_left"]).is_sound
+    assert len(folders) == 2
+    assert all(map(os.path.isdir, folders))
