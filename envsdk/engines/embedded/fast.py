@@ -8,13 +8,11 @@ once, when they are loaded, to need fewer of them:
   mean-zero vectors of a slightly wider space (a Householder reflection that sends the last axis
   to the all-ones direction); weights that read or write the stream are rotated with it.
 - Norm weights and the attention scale are folded into the matrices that follow them.
-- Query, key and value of one key/value head lie side by side, so that every view the attention
-  needs is a stride and not a copy; rotary pairs are interleaved, so that rotation is one complex
-  product.
+- Query, key and value of one key/value head lie side by side, so that every view the attention needs is a
+  stride and not a copy; rotary pairs are interleaved, so that rotation is one complex product.
 
-Shapes: B rows, N tokens (of all rows, packed), T longest new part, S longest sequence,
-M positions of a slot, K key/value heads, G query heads per key/value head, D head size,
-H hidden size, W hidden size widened, V vocabulary.
+Shapes: B rows, N tokens (of all rows, packed), T longest new part, S longest sequence, M positions of a slot,
+K key/value heads, G query heads per key/value head, D head size, H hidden size, W widened, V vocabulary.
 """
 
 from __future__ import annotations
@@ -89,6 +87,8 @@ def _taking(given: dict[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
 
 _LEAST_ROWS, _LEAST_KEYS, _LEAST_PRODUCTS = 4, 32, 400
 """Below these sizes PyTorch on a CPU multiplies matrices and adds up rows in ways that round differently."""
+_HALVED = range(193, 384)
+"""For so many keys MKL adds up the values in two halves, which begin elsewhere for each number."""
 _MAX_SCORES = 1 << 21
 """Pairs of a new token and a key. A row with more of them is attended to in blocks, alone."""
 
@@ -122,9 +122,9 @@ class FastDecoder(Decoder[FastWeights]):
         self._dtype = dtype
         self._packs = onednn.serves(dtype, device) and not reproducible
         self._max_prefill_tokens = max_prefill_tokens
-        # An odd multiple of 8 positions: at a power of two, all slots would compete for the same few
-        # lines of the processor's caches.
-        self._span = ((sequence_length + 7) // 8 | 1) * 8
+        # An odd multiple of 8: at a power of two, all slots would compete for a few lines of the caches.
+        at_least = _HALVED.stop if reproducible and sequence_length >= _HALVED.start else 0
+        self._span = ((max(sequence_length, at_least) + 7) // 8 | 1) * 8
         products_per_key = arch.head_dim * arch.num_queries_per_kv
         self._least_keys = min(self._span, max(_LEAST_KEYS, -(-_LEAST_PRODUCTS // products_per_key)))
         self._width = arch.hidden_size + _WIDENING
@@ -322,13 +322,13 @@ class FastDecoder(Decoder[FastWeights]):
         return self._product(padded(normed, self._spare(len(stream))), weights.head)[: len(stream)]
 
     def _num_keys(self, longest: int) -> int:
-        """How many keys a row is compared with; reproducible or packed, more than it has, those past its end
-        hidden."""
+        """Keys that a row is compared with: its own, or some more, which are hidden."""
         if self._packs:
             return min(self._span, onednn.num_computed(longest))
         if not self._reproducible:
             return longest
-        return min(self._span, -(-max(longest, self._least_keys) // 8) * 8)
+        num_keys = -(-max(longest, self._least_keys) // 8) * 8
+        return min(self._span, _HALVED.stop if num_keys in _HALVED else num_keys)
 
     def _spare(self, count: int) -> int:
         """How many rows go through the matrices beside so many."""

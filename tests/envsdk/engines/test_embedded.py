@@ -590,12 +590,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama-multi-head"])
-def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one_thread: None) -> None:
+@pytest.mark.parametrize(
+    ("kind", "most_new", "length"),
+    [("qwen3", 60, 256), ("llama-multi-head", 60, 256), ("qwen3", 90, 336), ("qwen3", 150, 488)],
+)
+def test_what_else_runs_changes_no_bit_of_a_reply(
+    kind: str, most_new: int, length: int, tmp_path: Path, one_thread: None
+) -> None:
     """Sessions of several turns, under several schedules: all at once, one at a time, and in between."""
     engine = EmbeddedEngine.create(
         EngineConfig(
-            model=save_tiny(kind, tmp_path), sequence_length=256, seed=0, max_running=16, reproducible=True
+            model=save_tiny(kind, tmp_path), sequence_length=length, seed=0, max_running=16, reproducible=True
         )
     )
 
@@ -603,7 +608,7 @@ def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one
         chance, arrivals = random.Random(schedule), itertools.count()
         batch = Batch(
             engine.core.decoder,
-            sequence_length=256,
+            sequence_length=length,
             max_running=max_active,
             max_prefill_tokens=4096,
             prefix_reuse=True,
@@ -617,7 +622,7 @@ def test_what_else_runs_changes_no_bit_of_a_reply(kind: str, tmp_path: Path, one
             for _ in range(chance.randint(0, len(waiting)) if batch.has_work else len(waiting)):
                 session, turn = waiting.pop()
                 own = random.Random(100 * session + turn)
-                known[session] += [own.randrange(VOCAB_SIZE) for _ in range(own.randint(1, 60))]
+                known[session] += [own.randrange(VOCAB_SIZE) for _ in range(own.randint(1, most_new))]
                 batch.submit(
                     GenerationRequest(
                         request_id=f"{session}/{turn}",
