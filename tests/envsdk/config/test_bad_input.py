@@ -371,6 +371,7 @@ COMBINATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
      f"{LAKE}.turn_curriculum.start", ["at most 4 turns", "fewer"]),
     ({f"{LAKE}.turn_curriculum": {"start": 5000, "add": 1, "every": 1}}, f"{LAKE}.turn_curriculum.start",
      ["5000 shortens nothing"]),
+    ({f"{VAL}.num_groups_partition": [2]}, f"{VAL}.num_groups_partition", ["one per tag"]),
     ({"reference.offload": "all"}, "reference.offload", ["all", "no reference model is loaded", "leave"]),
     ({f"{STRATEGY}.share_prefixes": 1}, f"{STRATEGY}.share_prefixes",
      ["must be true, false or auto (given: 1)"]),
