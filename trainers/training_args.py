@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -104,6 +104,13 @@ class TransformersArgs(StrictSettings):
     """Train an adapter alone: `rank`, and if need be `alpha` (twice the rank when absent) and
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
+
+    @field_validator("share_prefixes", mode="before")
+    @classmethod
+    def _true_false_or_auto(cls, value: Any) -> Any:
+        if isinstance(value, bool) or value == "auto":
+            return value
+        raise ValueError("must be true, false or auto")
 
     @property
     def needs(self) -> tuple[str, ...]:

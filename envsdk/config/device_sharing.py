@@ -107,6 +107,15 @@ def sharing_problems(config: RunConfig) -> Iterator[Problem]:
                 f"{role.offload}, but no other role takes turns with it: set `offload` of the other one too, "
                 "or give both the same device_mapping; or leave this out",
             )
+    # One key of Trinity says `all` of every role, whether it is loaded or not.
+    has_all_alike = config.actor_train.offload == config.actor_infer.offload == "all"
+    is_loaded = config.needs_reference or config.mode not in ("both", "train")
+    if config.reference.offload == "all" and not (is_loaded or has_all_alike):
+        yield Problem(
+            ("reference", "offload"),
+            "all, but no reference model is loaded: leave this out, or ask for a KL term (init_kl_coef or "
+            "kl_loss_coef above 0)",
+        )
     for group in groups:
         names = [role.name for role in group]
         if "actor_infer" not in names or config.largest_depth == 0:

@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from envsdk.algorithms.task_samplers.contract import UNIFORM, sampler_class
+from envsdk.algorithms.task_samplers.scored import ScoredArgs
 from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import is_model_name, known_folder
@@ -32,6 +34,7 @@ from envsdk.config.plugins import (
 )
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
+from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.held import Held
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
@@ -98,6 +101,7 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ("capacity", _capacity(config)),
         ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
         *_prompt_rows(config),
+        *_task_rows(config),
         *_manager_rows("train", config.train_env_manager),
         ("train groups count", f"from {_members(config.train_env_manager)} on"),
         *_manager_rows("val", config.val_env_manager),
@@ -115,10 +119,12 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
             "reference model",
             _devices(config.reference, "trainers") if config.needs_reference else "not loaded: no KL term",
         ),
+        *_teacher_rows(config),
         ("devices shared", sharing_told(config)),
         *_memory_rows(config),
         *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
+        *_selection_rows(config),
         ("run folder", str(config.run_folder)),
     ]
 
@@ -131,6 +137,62 @@ def _pipeline(config: RunConfig) -> str:
         )
     depth = config.largest_depth
     return "synchronous" if depth == 0 else f"asynchronous, generation runs {depth:g} batches ahead"
+
+
+def _task_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Which tasks are played and from where, as far as the file says so."""
+    sampler = config.task_sampler
+    if sampler.name != UNIFORM:
+        args = sampler_class(sampler.name).settings.model_validate(dict(sampler.args))
+        told = sampler.name
+        if isinstance(args, ScoredArgs):
+            told += f", chooses {'tasks and tags' if args.choose == 'both' else args.choose}"
+            if args.gate is not None:
+                gate = args.gate
+                told += (
+                    f"; rests for {gate.look_again} groups what {gate.after} episodes show as solved (from "
+                    f"{gate.solved:.0%}) or hopeless (up to {gate.hopeless:.0%})"
+                )
+        yield "tasks chosen by", told
+    if config.batch_mixture == "stratified":
+        yield "batch mixture", "each batch has the share of each tag, and waits for it"
+    if (prefixes := config.prefix_sampling) is not None:
+        whose = "the run's own episodes" if prefixes.source == "own" else "the oracle"
+        yield (
+            "groups begin",
+            f"in the middle, by replays of {whose}, where a tag's success is up to {prefixes.low:.0%} or "
+            f"from {prefixes.high:.0%} on; steered to {prefixes.target:.0%}",
+        )
+    for tag in config.train_env_manager.tags:
+        if (turns := config.custom_envs[tag].turn_curriculum) is not None:
+            each = "batch" if turns.every == 1 else f"{turns.every} batches"
+            yield f"turns of {tag}", f"{turns.start} at first, {turns.add} more after each {each}"
+
+
+def _teacher_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Which teacher scores which tag, and where."""
+    by_tag = teachers_by_tag(config)
+    for name, teacher in config.teachers.items():
+        tags = ", ".join(tag for tag, each in by_tag.items() if each == name) or "no tag"
+        devices = teacher.device_mapping
+        where = f"on accelerators {devices}" if devices else "on a device of its choice"
+        what = f"scores {tags} with {teacher.strategy_args.strategy_name} {where}"
+        yield f"teacher {name}", f"{what}; learned from as {config.distill_as}, weight {teacher.coef:g}"
+
+
+def _selection_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Which weights are kept as the best, and which are evaluated, as far as the file says so."""
+    if config.metric_for_best_model is not None:
+        most = "largest" if config.greater_is_better else "smallest"
+        patience = config.early_stopping_patience
+        stops = f"; the run ends after {patience} evaluations without a better one" if patience else ""
+        yield "best checkpoint", f"that with the {most} {config.metric_for_best_model}{stops}"
+    if config.evaluates_average:
+        decay = config.actor_train.training_args["ema_decay"]
+        yield (
+            "weights evaluated",
+            f"a moving average of those that are trained (ema_decay {decay:g}); saved too",
+        )
 
 
 def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

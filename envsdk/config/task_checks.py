@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
 from envsdk.algorithms.task_samplers.contract import sampler_class
-from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs
+from envsdk.algorithms.task_samplers.scored import EasyToHardArgs, ScoredArgs, WeightedArgs
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.config.env_models import CustomEnv
 from envsdk.config.models import RunConfig
-from envsdk.config.plugins import environment_class, environment_spec
+from envsdk.config.plugins import environment_class, environment_spec, own_turn_limit
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.contracts.failures import ConfigurationError
 
@@ -28,7 +30,14 @@ def task_problems(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag, "turn_curriculum")
         if custom.turn_curriculum is not None and not _plays_by_turns(config, tag):
             yield Problem(path, "is for turns that the TrajEnvManager plays: leave it out")
+        elif (turns := custom.turn_curriculum) is not None and turns.start >= (most := _most_turns(custom)):
+            yield Problem(
+                (*path, "start"),
+                f"{turns.start} shortens nothing, as episodes have at most {most:g} turns: begin with fewer, "
+                "or leave turn_curriculum out",
+            )
     if isinstance(args, ScoredArgs):
+        yield from _useless_settings(config, args)
         yield from _sampled_tags(config, args)
 
 
@@ -39,6 +48,18 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
     if config.mode != "both":
         yield Problem(
             path, f"is for `mode: both`: the programs of a job (mode: {config.mode}) share no episodes"
+        )
+    if prefixes.low > prefixes.high:
+        yield Problem(
+            (*path, "low"),
+            f"{prefixes.low:g} is more than high={prefixes.high:g}: tags would get head starts and handicaps "
+            "at once; set low below high",
+        )
+    elif not prefixes.low <= prefixes.target <= prefixes.high:
+        yield Problem(
+            (*path, "target"),
+            f"{prefixes.target:g} is not between low={prefixes.low:g} and high={prefixes.high:g}, where "
+            "groups are left alone: set it between them, or move these",
         )
     if prefixes.source == "own" and not returns:
         yield Problem(
@@ -73,6 +94,44 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
 def _plays_by_turns(config: RunConfig, tag: str) -> bool:
     own = config.custom_envs[tag].env_manager_cls
     return (own or config.train_env_manager.env_manager_cls) == "TrajEnvManager"
+
+
+def _most_turns(custom: CustomEnv) -> float:
+    """Turns after which an episode ends at the latest; infinite when that is not known."""
+    try:
+        own = own_turn_limit(environment_spec(custom.env_type), custom.env_config)
+    except ConfigurationError:
+        own = None
+    return min((limit for limit in (custom.max_steps, own) if limit is not None), default=math.inf)
+
+
+def _useless_settings(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:
+    """Settings of the sampler that contradict each other or change nothing."""
+    gate, path = args.gate, ("task_sampler", "gate")
+    if gate is not None and gate.after > args.window:
+        yield Problem(
+            (*path, "after"),
+            f"{gate.after} is more than the window={args.window} episodes that are looked at, so nothing "
+            f"would ever rest: set it to {args.window} or less, or raise window",
+        )
+    if gate is not None and gate.solved <= gate.hopeless:
+        yield Problem(
+            (*path, "solved"),
+            f"{gate.solved:g} is no more than hopeless={gate.hopeless:g}: every task would rest; set solved "
+            "above hopeless",
+        )
+    if not isinstance(args, WeightedArgs) or not args.weights:
+        return
+    if args.choose == "tasks":
+        yield Problem(
+            ("task_sampler", "weights"),
+            "change nothing with choose: tasks, which keeps the share of each tag: set choose to `tags` or "
+            "`both`, or leave them out",
+        )
+    elif not any(args.weights.get(tag, 1.0) for tag in config.train_env_manager.tags):
+        yield Problem(
+            ("task_sampler", "weights"), "are 0 for every tag of train_env_manager: give one of them more"
+        )
 
 
 def _sampled_tags(config: RunConfig, args: ScoredArgs) -> Iterator[Problem]:

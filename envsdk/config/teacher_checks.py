@@ -27,6 +27,10 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
             ("distill_top_k",),
             "an advantage is that of the sampled token alone: set distill_as to `loss`, or leave this out",
         )
+    if config.distill_as == "loss" and not config.teachers:
+        yield Problem(
+            ("distill_as",), "`loss` learns from `teachers`, and there are none: name one, or leave this out"
+        )
     is_recorded = config.actor_infer.settings.get("logprobs") != "none"
     if config.teachers and config.distill_as == "advantage" and not is_recorded:
         yield Problem(
@@ -42,6 +46,12 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
     seen: dict[str | None, str] = {}
     for name, teacher in config.teachers.items():
         path: KeyPath = ("teachers", name)
+        if teacher.tags == []:
+            yield Problem(
+                (*path, "tags"),
+                "[] is no tag, so this teacher would score nothing: name tags, or leave this out for those "
+                "of no other teacher",
+            )
         for tag in teacher.tags if teacher.tags is not None else (None,):
             if tag is not None and tag not in config.train_env_manager.tags:
                 hint = suggest(tag, config.train_env_manager.tags, known="tags of train_env_manager")

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from envsdk.algorithms.task_samplers.contract import (
     PlayedGroup,
@@ -58,6 +58,15 @@ class Gate(StrictSettings):
     """Groups that are started, of whatever tasks, until the task is tried again."""
 
 
+def _counts(value: Any) -> Any:
+    """One message in place of one per type of the union."""
+    for each in value.values() if isinstance(value, Mapping) else (value,):
+        if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < 1):
+            named = f", not {each!r}" if isinstance(value, Mapping) else ""
+            raise ValueError(f"must be a whole number above 0, or a section of such numbers by tag{named}")
+    return value
+
+
 class ScoredArgs(SamplerArgs):
     """What these samplers have in common."""
 
@@ -65,7 +74,7 @@ class ScoredArgs(SamplerArgs):
     """`tasks`: each tag has its share, and its tasks are chosen. `tags`: tags are chosen, and the tasks of
     each come in order. `both`: the tasks of all tags compete. An environment plays one tag: a chosen tag is
     played no faster than its environments allow."""
-    num_tasks: PositiveInt | dict[str, PositiveInt] | None = None
+    num_tasks: Annotated[PositiveInt | dict[str, PositiveInt] | None, BeforeValidator(_counts)] = None
     """How many tasks of each tag are chosen from: the first so many; a number for all, or by tag. All of a
     list when absent. Required with `choose: tasks` or `both` where the seed decides what a task is."""
     window: PositiveInt = 32

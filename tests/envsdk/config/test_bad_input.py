@@ -330,6 +330,9 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
     assert "kl_loss_type: k1" in message
 
 
+LEARNABLE = {"task_sampler": {"name": "learnability", "num_tasks": 8}}
+WEIGHTED = {"name": "weighted", "num_tasks": 8}
+STRATEGY = "actor_train.strategy_args.strategy_config"
 ALONE = {f"{TRAIN}.group_size": 1}
 COMBINATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"adv_estimator": "rloo", **ALONE}, f"{TRAIN}.group_size", ["rloo", "nothing to compare"]),
@@ -348,6 +351,30 @@ COMBINATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({f"{TRAIN}.env_manager_cls": "HarnessEnvManager", "prefix_sampling": {"source": "oracle"}},
      "prefix_sampling", ["the TrajEnvManager"]),
     ({"adv_estimator": "gae", "discount_level": "token"}, "discount_level", ["gae_level"]),
+    (LEARNABLE | {"task_sampler.gate": {"after": 64}}, "task_sampler.gate.after",
+     ["64", "window=32", "raise"]),
+    (LEARNABLE | {"task_sampler.gate": {"solved": 0.2, "hopeless": 0.5}}, "task_sampler.gate.solved",
+     ["0.2", "hopeless=0.5", "above"]),
+    ({"task_sampler": {"name": "learnability", "num_tasks": 0}}, "task_sampler.num_tasks",
+     ["must be a whole number above 0", "(given: 0)"]),
+    ({"task_sampler": {"name": "learnability", "num_tasks": {"Lake": 0, "Box": 8}}}, "task_sampler.num_tasks",
+     ["by tag, not 0"]),
+    ({"task_sampler": {**WEIGHTED, "weights": {"Lake": 0, "Box": 0}}}, "task_sampler.weights",
+     ["0 for every tag"]),
+    ({"task_sampler": {**WEIGHTED, "choose": "tasks", "weights": {"Lake": 2}}}, "task_sampler.weights",
+     ["change nothing", "`both`"]),
+    ({"prefix_sampling": {"source": "oracle", "low": 0.9, "high": 0.1}}, "prefix_sampling.low",
+     ["0.9", "high=0.1", "below"]),
+    ({"prefix_sampling": {"source": "oracle", "target": 0.95}}, "prefix_sampling.target",
+     ["0.95", "low=0.1 and high=0.9"]),
+    ({f"{LAKE}.max_steps": 4, f"{LAKE}.turn_curriculum": {"start": 4, "add": 1, "every": 1}},
+     f"{LAKE}.turn_curriculum.start", ["at most 4 turns", "fewer"]),
+    ({f"{LAKE}.turn_curriculum": {"start": 5000, "add": 1, "every": 1}}, f"{LAKE}.turn_curriculum.start",
+     ["5000 shortens nothing"]),
+    ({f"{VAL}.num_groups_partition": [2]}, f"{VAL}.num_groups_partition", ["one per tag"]),
+    ({"reference.offload": "all"}, "reference.offload", ["all", "no reference model is loaded", "leave"]),
+    ({f"{STRATEGY}.share_prefixes": 1}, f"{STRATEGY}.share_prefixes",
+     ["must be true, false or auto (given: 1)"]),
 ]  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def test_a_teacher_without_tags_has_those_of_no_other() -> None:
             "start a server for a larger one",
         ),
         (["teachers={a: {pretrain: x}}", "distill_as=loss", "distill_top_k=4"], "take an engine for `a`"),
+        (["distill_as=loss"], "`loss` learns from `teachers`, and there are none"),
+        (["teachers={a: {pretrain: x, tags: []}}"], "[] is no tag, so this teacher would score nothing"),
         (["distill_top_k=8"], "set distill_as to `loss`"),
         (
             ["teachers={a: {pretrain: x}}", "distill_as=loss", "distill_top_k=8",
