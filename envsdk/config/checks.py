@@ -18,6 +18,7 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem, dotted
 from envsdk.base.settings.validation import problems_in
+from envsdk.base.store.best import why_no_best
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.device_sharing import sharing_problems
@@ -480,9 +481,8 @@ def _weight_updates(config: RunConfig) -> Iterator[Problem]:
 
 def _folders(config: RunConfig) -> Iterator[Problem]:
     if config.resume not in ("auto", "never") and not Path(config.resume).expanduser().is_dir():
-        yield Problem(
-            ("resume",), f"there is no folder `{config.resume}`; use `auto`, `never` or a checkpoint's folder"
-        )
+        there_is_none = f"there is no folder `{config.resume}`; use `auto`, `never` or a checkpoint's folder"
+        yield Problem(("resume",), why_no_best(Path(config.resume)) or there_is_none)
     for folder in (config.run_folder, *config.run_folder.parents):
         if folder.exists() and not folder.is_dir():
             yield Problem(

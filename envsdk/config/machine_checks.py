@@ -12,6 +12,7 @@ from envsdk.base import registry
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import is_model_name, known_folder
 from envsdk.base.store.model_files import is_model_folder, model_problem
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
@@ -38,7 +39,9 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         return
     folder = known_folder(config.pretrain)
     if folder is None:
-        if not is_model_name(config.pretrain):
+        if why := why_no_best(Path(config.pretrain)):
+            yield Problem(("pretrain",), why)
+        elif not is_model_name(config.pretrain):
             names = [EMBEDDED_DEFAULT, *plugin_names(GROUP)]
             yield Problem(
                 ("pretrain",),

@@ -28,6 +28,7 @@ from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, run_source
 
 _CHARTS = ("val/success/", "val/reward/", "success/", "reward/", "actor/entropy", "rollout/num_turns")
 _MAX_POINTS = 300
+_UNTRAINED = "Nothing is judged: these runs share only step 0, the models that they began with."
 
 
 class CompareOptions(Options):
@@ -53,12 +54,12 @@ def compare(options: CompareOptions) -> None:
     ]
     step = max(comparison.common_steps(runs, options.metric), default=None)
     if step is None:
-        known = sorted(name for name in set().union(*runs[0].metrics) if name.startswith("val/"))
-        hint = suggest(options.metric, known, known="metrics of evaluations")
-        raise ConfigurationError(f"--metric: no step has `{options.metric}` in all of these runs; {hint}")
+        raise ConfigurationError(_nothing_shared(runs, options.metric))
     groups = comparison.grouped(runs)
     lines = [f"{options.metric} at step {step:,}", *_scores(groups, options.metric, step)]
-    for group in groups[1:]:
+    if step == 0:
+        lines += ["", _UNTRAINED, *_steps(runs, options.metric, after=0)]
+    for group in groups[1:] if step else ():
         lines += ["", f"{group.label} against {groups[0].label}"]
         lines += _verdict(group, groups[0], options.metric, step)
     data = {"lines": lines, "charts": list(_charts(groups, options.metric))}
@@ -66,6 +67,24 @@ def compare(options: CompareOptions) -> None:
     write_atomically(options.out, page.encode("utf-8", "replace"))
     say("\n".join(lines))
     say(f"\nCurves: {options.out}")
+
+
+def _nothing_shared(runs: Sequence[Run], metric: str) -> str:
+    """Why no step can be compared."""
+    for run in runs:
+        known = sorted(name for name in set().union(*run.metrics) if name.startswith("val/"))
+        if not known:
+            return f"{run.name} has no evaluations (eval_steps), so it cannot be compared by `{metric}`"
+        if not run.curve(metric):
+            hint = suggest(metric, known, known="metrics of evaluations")
+            return f"--metric: no step of {run.name} has `{metric}`; {hint}"
+    return "\n".join([f"--metric: no step has `{metric}` in all of these runs:", *_steps(runs, metric)])
+
+
+def _steps(runs: Sequence[Run], metric: str, *, after: int = -1) -> Iterator[str]:
+    for run in runs:
+        steps = [f"{step:,}" for step in sorted(run.curve(metric)) if step > after]
+        yield f"  {run.name}: {'later ' * (after >= 0)}steps {', '.join(steps) or 'none'}"
 
 
 def _scores(groups: Sequence[Group], metric: str, step: int) -> Iterator[str]:
@@ -123,7 +142,7 @@ def _charts(groups: Sequence[Group], first: str) -> Iterator[dict[str, Any]]:
             band = group.band(name)
             lines = [thinned([(point[0], point[at]) for point in band], _MAX_POINTS) for at in (1, 2, 3)]
             edges = [[*low, high] for low, (_, high) in zip(*lines[1:], strict=True)]
-            series.append({"name": group.label, "points": lines[0], "band": edges * (len(group.runs) > 1)})
+            series.append({"name": group.title, "points": lines[0], "band": edges * (len(group.runs) > 1)})
         yield {"title": name, "percent": "success/" in name, "series": series}
 
 

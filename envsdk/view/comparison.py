@@ -58,6 +58,12 @@ class Group:
     """What sets it apart from the other groups."""
     runs: Sequence[Run]
 
+    @property
+    def title(self) -> str:
+        """The label with the names of the runs."""
+        names = ", ".join(run.name for run in self.runs)
+        return names if self.label == names else f"{self.label} ({names})"
+
     def band(self, metric: str) -> list[tuple[int, float, float, float]]:
         """Step, mean, lowest and highest value over the runs, at the steps that all of them have."""
         curves = [run.curve(metric) for run in self.runs]
@@ -81,7 +87,7 @@ class Difference:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Groups in the order of their first runs, labeled by the keys that differ, or by a run where many do."""
+    """Groups in the order of their first runs, labeled by the keys that differ, or by runs where many do."""
     flat = [
         {
             name: repr(value)
@@ -97,7 +103,11 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     for first in firsts:
         members = [run for run, each in zip(runs, flat, strict=True) if each == first]
         named = ", ".join(f"{name.rpartition('.')[2]} {first.get(name, '-')}" for name in differing)
-        label = named.replace("'", "") if 0 < len(differing) <= _MAX_NAMED else members[0].name
+        label = (
+            named.replace("'", "")
+            if 0 < len(differing) <= _MAX_NAMED
+            else ", ".join(run.name for run in members)
+        )
         groups.append(Group(label=label, runs=members))
     return groups
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.base.plugins import load_plugin
+from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import hub_folder
 from envsdk.base.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
 from envsdk.base.store.named_models import is_named_model
@@ -172,6 +173,8 @@ def find_model_folder(path: Path, *, option: str = "--model") -> Path:
             if problem := weights_problem(candidate):
                 raise ConfigurationError(f"{option}: {problem}")
             return candidate
+    if why := why_no_best(path):
+        raise ConfigurationError(f"{option}: {why}")
     if not path.exists() or is_named_model(str(path)):
         try:
             return hub_folder(str(path))

@@ -20,6 +20,7 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.store.atomic import write_atomically
+from envsdk.base.store.best import why_no_best
 from envsdk.base.store.named_models import GROUP, is_named_model
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.play.model import (
@@ -66,6 +67,8 @@ def find_model(
             return found
         return replace(found, sequence_length=min(max_positions(found.folder), SERVED_LENGTH))
     if not (is_file or is_configuration(source)):
+        if why := why_no_best(Path(source)):
+            raise ConfigurationError(f"cannot serve {source!r}: {why}")
         names = plugin_names(GROUP)
         raise ConfigurationError(
             f"cannot serve {source!r}: it is neither a folder, a checkpoint, a run's YAML file nor a model's "

@@ -40,7 +40,7 @@
 
   const SIZES = { wide: [1150, 260], large: [560, 240], small: [340, 150] };
 
-  // series: [{name, color, points: [[step, value]], band: [[step, low, high]], sparse}]; with `overTime`, seconds instead of steps.
+  // series: [{name, color, points: [[step, value]], band: [[step, low, high]], sparse, dash}]; with `overTime`, seconds instead of steps.
   View.lineChart = (title, series, { percent = false, size = "large", low = null, high = null, about = null, overTime = false } = {}) => {
     const drawn = series.filter((one) => one.points.length);
     // Charts are scaled to their place, letters too: a wide one would be too small to read in a narrow window.
@@ -70,6 +70,7 @@
         picture.append(svg("text", { x: Math.min(px(tick), width - 2 - 3.3 * words.length), y: height - 6, "text-anchor": "middle" }, words));
       }
     }
+    if (!overTime) picture.append(svg("text", { x: left - 10, y: height - 6, "text-anchor": "end" }, "step"));
     for (const one of drawn) {
       if (one.band && one.band.length) {
         const [least, most] = [1, 2].map((at) => smoothed(one.band.map((edge) => [edge[0], edge[at]])));
@@ -81,7 +82,7 @@
       } else {
         const smooth = smoothed(one.points);
         if (smooth !== one.points) picture.append(svg("path", { class: `line raw s${one.color}`, d: path(one.points) }));
-        picture.append(svg("path", { class: `line s${one.color}`, d: path(smooth) }));
+        picture.append(svg("path", { class: `line s${one.color}`, "stroke-dasharray": one.dash || "none", d: path(smooth) }));
         if (one.points.length === 1) picture.append(svg("circle", { class: `f${one.color}`, cx: px(one.points[0][0]), cy: py(one.points[0][1]), r: 3.5 }));
       }
     }

@@ -43,6 +43,8 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group_named_by_what_differs(
     ]
     many = [run("a", a=1, b=1, c=1, d=1), run("b", a=2, b=2, c=2, d=2), run("c")]
     assert [group.label for group in grouped(many)] == ["a", "b", "c"]
+    assert [group.title for group in grouped(runs)] == ["rate 0.1 (a, c)", "rate 0.2 (b)"]
+    assert [group.title for group in grouped([*many, run("d")])] == ["a", "b", "c, d"]
 
 
 @pytest.mark.parametrize(
@@ -190,3 +192,21 @@ def test_what_cannot_be_compared_is_said(
     assert "at least 2" in capsys.readouterr().err
     assert main([runs[0], str(tmp_path / "x")]) == 2
     assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_runs_that_share_only_the_untrained_model_are_not_judged(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"step": 0, METRIC: 0.1}, {"step": 3, METRIC: 0.2}]
+    other = Path(runs[2], "metrics.jsonl")
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = ["-o", str(tmp_path / "c.html")]
+    assert main([runs[0], runs[2], *out]) == 0
+    said = capsys.readouterr().out
+    assert "share only step 0" in said
+    assert "grpo1: later steps 4" in said
+    assert "gigpo1: later steps 3" in said
+    assert "significant" not in said
+    other.write_text(json.dumps({"step": 1, "success/mean": 0.2}) + "\n")
+    assert main([runs[0], runs[2], *out]) == 2
+    assert re.search(r"gigpo1\s+has\s+no\s+evaluations", capsys.readouterr().err)
