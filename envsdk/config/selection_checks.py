@@ -16,7 +16,7 @@ _FOUND_BY_PLAYING = ("val/env/", "val/calls/", "val/players/", "val/num_turns_me
 def selection_problems(config: RunConfig) -> Iterator[Problem]:
     """Problems of selection by a held-out metric."""
     metric, patience = config.metric_for_best_model, config.early_stopping_patience
-    tags = ["mean", *config.val_env_manager.groups_per_tag]
+    tags = ["mean", *config.val_env_manager.tags]
     known = [f"val/{name}/{tag}" for name in ("success", "reward") for tag in tags]
     if metric is not None and metric not in known and not metric.startswith(_FOUND_BY_PLAYING):
         hint = suggest(metric, known, known="metrics of evaluations")
