@@ -21,8 +21,11 @@ class TrainingArgs(StrictSettings):
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled decay of weight matrices; norms, biases and embeddings are never decayed."""
     adam_beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """Share that the mean of the gradients keeps in each step."""
     adam_beta2: float = Field(default=0.999, ge=0.0, lt=1.0)
+    """Share that the mean of their squares keeps."""
     adam_epsilon: float = Field(default=1e-8, gt=0.0)
+    """Smallest divisor of a step."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: `constant`, or a decay to `min_lr_ratio` that ends at `max_steps`."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -35,7 +38,7 @@ class TrainingArgs(StrictSettings):
     """Gradients with a larger global norm are scaled down to it; null is off."""
     ema_decay: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Above 0, evaluations and saved models use a moving average of the weights: after optimizer step n, from
-    1, it keeps the share min(ema_decay, n / (9 + n)) of itself."""
+    1, it keeps the share min(ema_decay, n / (9 + n)) of itself. `megatron_train` refuses it."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """Tokens, padding included, in one forward and backward. Gradients accumulate over micro-batches,
     so this bounds memory and changes no result. On a CPU 1024 to 4096 is

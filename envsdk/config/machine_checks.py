@@ -13,8 +13,8 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.base.store.best import why_no_best
-from envsdk.base.store.hub import is_model_name, known_folder
-from envsdk.base.store.model_files import is_model_folder, model_problem
+from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
+from envsdk.base.store.model_files import dense_family, is_model_folder, model_problem, newest_model
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
@@ -24,13 +24,15 @@ from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import ConfigurationError
 
 _KIB, _MIB = 1024, 1024**2
+_RUNS = Path("runs")
+"""Where runs are unless `output_dir` says otherwise."""
 
 
 def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _memory)
+        checks += (_download, _routing_replay, _teachers, _memory)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -60,6 +62,31 @@ def _download(config: RunConfig) -> Iterator[Problem]:
     if not is_model_name(name) or known_folder(name) is not None:
         return
     yield Problem(("pretrain",), f"{name} is not on this machine: it is {_coming(name)} when the run starts")
+
+
+def _routing_replay(config: RunConfig) -> Iterator[Problem]:
+    if not config.algorithm.train_infer_correction.routing_replay:
+        return
+    folder = None if config.pretrain == EMBEDDED_DEFAULT else known_folder(config.pretrain)
+    family = "Qwen3" if config.pretrain == EMBEDDED_DEFAULT else folder and dense_family(folder)
+    path: KeyPath = ("train_infer_correction", "routing_replay")
+    if family:
+        yield Problem(path, f"the policy is dense ({family}): leave this out")
+
+
+def _teachers(config: RunConfig) -> Iterator[Problem]:
+    for name, teacher in config.teachers.items():
+        path = Path(teacher.pretrain).expanduser()
+        if is_named_model(teacher.pretrain) or newest_model(path) is not None:
+            continue
+        key: KeyPath = ("teachers", name, "pretrain")
+        absolute = path.absolute()
+        if any(absolute.is_relative_to(runs.expanduser().absolute()) for runs in (_RUNS, config.output_dir)):
+            yield Problem(key, f"there is no run or checkpoint {path} with a model: train the teacher first")
+        elif path.exists():
+            yield Problem(key, f"{path} holds no config.json: it is no model, no checkpoint and no run")
+        elif not is_hub_name(teacher.pretrain):
+            yield Problem(key, f"there is no folder {path}; give a model's, a checkpoint's or a run's")
 
 
 def _coming(name: str) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from envsdk.algorithms.args import AlgorithmKeys
-from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs
+from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs, TrainInferCorrection
 from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS, TaskSamplerEntry, sampler_class
 from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
@@ -26,17 +26,20 @@ from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.validation import shown
 from envsdk.config import env_models, job_models, models, ray_models, rlvr_models, role_models
 from envsdk.config.plugins import SETTINGS
+from envsdk.config.prices import Prices
 from envsdk.config.section import GeneratingArgs, OwnGeneratingArgs
 
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("The run", models.RunConfig),
     ("The algorithm", AlgorithmKeys),
+    ("`train_infer_correction`", TrainInferCorrection),
     ("`train_infer_correction.is_weight`", ISWeightArgs),
     ("An entry of `train_infer_correction.filters`", CorrectionFilter),
     ("An entry of `group_filters`", GroupFilterEntry),
     ("`task_sampler`", TaskSamplerEntry),
     ("`task_sampler.gate`", Gate),
     ("`prefix_sampling`", PrefixArgs),
+    ("`prices`", Prices),
     ("`custom_envs.TAG`", env_models.CustomEnv),
     ("`custom_envs.TAG.structured_output`", env_models.StructuredOutput),
     ("`custom_envs.TAG.turn_curriculum`", env_models.TurnCurriculumArgs),
@@ -55,9 +58,11 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("`strategy_args` of a role", role_models.StrategyArgs),
     ("`warm_start`", models.WarmStartArgs),
     ("`ray`", ray_models.RayArgs),
+    ("`ray.placement`", ray_models.PlacementArgs),
     ("`ray.placement.workers`, `ray.placement.engines`", ray_models.RolePlacement),
     ("`ray.placement.trainer`, `ray.placement.reference`", ray_models.TrainerPlacement),
     ("`buffer`", job_models.BufferArgs),
+    ("`buffer.trainer_input`", job_models.TrainerInput),
     ("`buffer.trainer_input.experience_buffer`", job_models.ExperienceBufferArgs),
     ("`explorer`", job_models.ExplorerArgs),
     ("`synchronizer`", job_models.SynchronizerArgs),
@@ -70,12 +75,30 @@ _SINGULAR = {"policy_losses": "policy loss"}
 
 def reference(word: str = "") -> str:
     """As Markdown: sections whose title holds `word`, and of the others the keys whose name holds it."""
+    listed = [*_SECTIONS, *_plugin_sections(), *_reward_sections()]
     sections = [
         f"### {title}\n\n" + "\n".join(_line(name, info) for name, info in keys)
-        for title, model in [*_SECTIONS, *_plugin_sections(), *_reward_sections()]
+        for title, model in [*listed, *_sections_in(listed)]
         if (keys := [(name, info) for name, info in _own_fields(model) if word in title or word in name])
     ]
     return "\n\n".join(sections)
+
+
+def _sections_in(listed: list[tuple[str, type[BaseModel]]]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Sections that are keys of `listed` ones and have no title there, and those in them."""
+    known = {model for _, model in listed}
+    for title, model in listed:
+        for name, info in _own_fields(model):
+            found = [each for each in _models_in(info.annotation) if known.isdisjoint(each.__mro__)]
+            yield from (below := [(f"`{name}` in {title}", each) for each in found])
+            yield from _sections_in(below)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in typing.get_args(annotation):
+        yield from _models_in(each)
 
 
 def _plugin_sections() -> Iterator[tuple[str, type[BaseModel]]]:

@@ -29,6 +29,7 @@ class CountdownArgs(Extraction):
     extract: tuple[Way, ...] = ("tag", "boxed")
     """Ways of finding the equation in the response, as in `math`."""
     max_answer_chars: int = 200
+    """A longer answer is wrong."""
     format_score: float = 0.1
     """For an equation that breaks the rules or misses the target."""
 

@@ -71,6 +71,7 @@ class JudgeArgs(ServerArgs):
     max_tokens: PositiveInt = 512
     """Length of the judge's reply, its reasoning included."""
     temperature: NonNegativeFloat = 0.0
+    """Temperature that the judge answers with."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of every request; null leaves out one that would be sent."""
     price_per_million_input: NonNegativeFloat = 0.0

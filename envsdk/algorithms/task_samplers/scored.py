@@ -228,6 +228,7 @@ class WeightedArgs(ScoredArgs):
     """`weighted`."""
 
     choose: Literal["tasks", "tags", "both"] = "both"
+    """`tasks` of each tag by its share, `tags`, or the tasks of `both`, which compete."""
     weights: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Weight of each tag, shared by its tasks; 1 where none is given. They have no effect with `choose:
     tasks`."""

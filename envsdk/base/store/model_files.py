@@ -38,6 +38,13 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
+def newest_model(path: Path) -> Path | None:
+    """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one."""
+    checkpoints = sorted(path.glob("checkpoints/step_*"))
+    candidates = (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:]))
+    return next(filter(is_model_folder, candidates), None)
+
+
 def require_model_folder(folder: Path) -> None:
     """ConfigurationError when it is none."""
     if not is_model_folder(folder):
@@ -212,6 +219,18 @@ def stored_model_type(folder: Path) -> str:
         return str((config.get("text_config") or config)["model_type"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "unknown"
+
+
+def dense_family(folder: Path) -> str | None:
+    """The family of a model without experts, such as `Qwen3`; None where config.json tells of any, or of no
+    family."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = config.get("text_config") or config
+        has_experts = any("expert" in key and value for key, value in text.items())
+        return None if has_experts else str(config["architectures"][0]).removesuffix("ForCausalLM")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

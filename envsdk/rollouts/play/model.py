@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from envsdk.base.plugins import load_plugin
 from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import hub_folder
-from envsdk.base.store.model_files import content_digest, is_model_folder, model_problem, weights_problem
+from envsdk.base.store.model_files import content_digest, model_problem, newest_model, weights_problem
 from envsdk.base.store.named_models import is_named_model
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.plugins import settings_model
@@ -167,12 +167,10 @@ def find_model_folder(path: Path, *, option: str = "--model") -> Path:
     """The Hugging Face folder that `path` is, or has in it as a checkpoint, or as a run in its newest one; or
     that of the model which is registered or on the hub under this name."""
     path = path.expanduser()
-    checkpoints = sorted(path.glob("checkpoints/step_*"))
-    for candidate in (path, path / "model", *(checkpoint / "model" for checkpoint in checkpoints[-1:])):
-        if is_model_folder(candidate):
-            if problem := weights_problem(candidate):
-                raise ConfigurationError(f"{option}: {problem}")
-            return candidate
+    if (found := newest_model(path)) is not None:
+        if problem := weights_problem(found):
+            raise ConfigurationError(f"{option}: {problem}")
+        return found
     if why := why_no_best(path):
         raise ConfigurationError(f"{option}: {why}")
     if not path.exists() or is_named_model(str(path)):

@@ -58,7 +58,8 @@ def test_a_shipped_example_loads_by_its_bare_name(
     if "alfworld" in example and find_spec("fast_downward") is None:
         pytest.skip("needs ALFWorld's engine: make install-alfworld")
     monkeypatch.chdir(tmp_path)
-    asks_for_more = any(each in example for each in ("one_gpu", "smollm2", "harness"))  # a GPU, downloads
+    # A GPU, downloads, a teacher.
+    asks_for_more = any(each in example for each in ("one_gpu", "smollm2", "harness", "distill"))
     loaded = load_config(example, to_explain=asks_for_more)
     # The programs of a job share a folder.
     assert loaded.config.exp_name == re.sub("_(trainer|explorer)$", "_job", Path(example).stem)

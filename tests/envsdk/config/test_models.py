@@ -185,6 +185,19 @@ def test_the_reference_has_every_key_with_its_default_and_its_text() -> None:
     assert "### `training_args` of the `torch` trainer" in keys
 
 
+def test_the_reference_has_the_sections_in_sections_and_a_text_for_every_key() -> None:
+    assert "### `train_infer_correction`\n\n- `routing_replay` (" in reference("routing_replay")
+    for key in ("gpu_hour", "target_modules", "choose"):
+        assert f"- `{key}` (" in reference(key)
+    undescribed = [
+        f"{section.splitlines()[0]} {line}"
+        for section in reference().split("### ")
+        for line in section.splitlines()
+        if line.rstrip().endswith("):") and "`mock`" not in section.splitlines()[0]
+    ]
+    assert undescribed == []
+
+
 def test_a_word_picks_keys_and_sections_of_the_reference() -> None:
     assert reference("max_staleness").count("\n- ") == 1
     assert "### `serve`\n\n- `name`" in reference("`serve`")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.base.store.model_files import dense_family
 from envsdk.config import load_config
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start, prompt_notes
@@ -38,6 +39,46 @@ def loaded(tmp_path: Path, *tags: str) -> RunConfig:
     file = tmp_path / "start.yaml"
     file.write_text(FILE.replace("ROWS", str(tmp_path / "rows.jsonl")))
     return load_config(file).config
+
+
+@pytest.mark.parametrize("is_tiny", [True, False])
+def test_routing_replay_of_a_dense_policy_is_refused_before_anything_starts(
+    tmp_path: Path, is_tiny: bool
+) -> None:
+    replay = ["train_infer_correction.routing_replay=true", *([] if is_tiny else [f"pretrain={tmp_path}"])]
+    config = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_experts": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=r"the policy is dense \(Qwen3\): leave this out") as caught:
+        load_config("agentic_sync.yaml", replay)
+    assert caught.value.exit_code == 2
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 8}))
+    assert dense_family(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("pretrain", "words"),
+    [
+        ("runs/nowhere", "there is no run or checkpoint runs/nowhere with a model: train the teacher first"),
+        ("./nowhere", "there is no folder nowhere; give"),
+        ("empty", "empty holds no config.json"),
+    ],
+)
+def test_a_teacher_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretrain: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    teacher = [f"teachers.larger.pretrain={pretrain}"]
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        load_config("agentic_sync.yaml", teacher)
+    assert caught.value.exit_code == 2
+    assert any(
+        words in note for note in load_config("agentic_sync.yaml", teacher, to_explain=True).machine_notes
+    )
+    trained = tmp_path / pretrain / "checkpoints" / "step_000010" / "model"
+    trained.mkdir(parents=True)
+    (trained / "config.json").write_text("{}")
+    assert load_config("agentic_sync.yaml", teacher).config.teachers["larger"].pretrain == pretrain
 
 
 def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:

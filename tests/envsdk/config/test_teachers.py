@@ -15,7 +15,7 @@ TRUNCATED = "actor_infer.generating_args={max_new_tokens: 4, top_p: 0.99, top_k:
 
 
 def loaded(*overrides: str) -> Any:
-    return load_config("agentic_sync.yaml", overrides).config
+    return load_config("agentic_sync.yaml", overrides, to_explain=True).config
 
 
 def test_a_teacher_without_tags_has_those_of_no_other() -> None:
