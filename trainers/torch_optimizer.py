@@ -137,12 +137,14 @@ class Optimizer:
         return float(norm), learning_rate
 
     def move(self, memory: DeviceMemory, *, on_device: bool) -> None:
-        """Move the moments. Gradients, which are zero between two steps, are dropped and made again."""
+        """Move moments and averages. Gradients, zero between two steps, are dropped and made again."""
         for parameter in self.parameters.values():
             parameter.grad = None
         for moments in self.adam.state.values():
             for key, value in moments.items():
                 moments[key] = placed(value, memory, on_device=on_device)
+        for name, average in self._averages.items():
+            self._averages[name] = placed(average, memory, on_device=on_device)
         if on_device:
             self._make_gradients()
 

@@ -120,6 +120,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "algorithm": {"ppo_epochs": 2, "ppo_mini_batch_size": 4},
     },
     "an adapter": {"strategy_config": {"lora": {"rank": 2}}},
+    "averaged": {"training_args": {"ema_decay": 0.5}},
 }
 ORDERS = [[Held.NOTHING], [Held.WEIGHTS], [Held.ALL, Held.NOTHING, Held.WEIGHTS]]
 
