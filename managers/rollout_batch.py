@@ -35,6 +35,9 @@ class RolloutBatch:
     depth: float | None = None
     """Batches that generation might run ahead, where the run finds that by itself."""
 
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the run's task sampler and prefixes, as of the end of this batch."""
+
     @property
     def trajectories(self) -> list[Trajectory]:
         """Trajectories of all groups, in order."""
