@@ -334,7 +334,7 @@ def _unknown_tags(data: Mapping[str, Any], reading: Reading) -> Iterator[Problem
     for tag in tags.keys() - known:
         if isinstance(tags[tag], Mapping) and reading.written_at(("custom_envs", tag)) == OVERRIDE:
             hint = suggest(tag, known, known="tags")
-            yield Problem(("custom_envs", tag), f"there is no such tag, and no env_type for a new one; {hint}")
+            yield Problem(("custom_envs", tag), f"no such tag, and no env_type for a new one; {hint}")
 
 
 def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:

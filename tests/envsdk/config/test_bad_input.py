@@ -281,7 +281,7 @@ def test_a_wrong_override_is_told_apart_from_the_file(tmp_path: Path) -> None:
 def test_an_override_for_a_misspelled_tag_names_the_tag(tmp_path: Path) -> None:
     message = message_of(write(tmp_path, {}), [f"{LAKE}e.turn_curriculum.start=4"])
     assert "1 problem\n" in message
-    assert f"  {LAKE}e (override): there is no such tag" in message
+    assert f"  {LAKE}e (override): no such tag" in message
     assert f"did you mean `{LAKE.partition('.')[2]}`?" in message
 
 
