@@ -250,9 +250,9 @@ class BatchRows:
             length=self._args.loss_agg_length,
         )
         return [
-            replace(row, weight=float(weight))
+            replace(learned, weight=float(weight))
             for index, weight in zip(members, weights, strict=True)
-            if (row := self._learned[index]) is not None
+            if (learned := self._learned[index]) is not None
         ]
 
     def num_left_out_tokens(self, members: Sequence[int]) -> int:
