@@ -184,11 +184,12 @@ test: install ## Set up, lint and run the test suite: what CI runs
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-# Only files with such tests are collected for the system part: the others take each worker longer than to start.
+# Only files with such tests are collected for the system part: the others take each worker longer than to start. Whole
+# runs, tests/system, come first, so that both workers end together.
 .PHONY: tests
 tests:
 	$(call pytest_twice,not system and not slow and not gpu,unit,worksteal)
-	$(call pytest_twice,system and not slow and not gpu,system,loadfile,$$(grep -rl "mark\.system" tests --include "test_*.py"))
+	$(call pytest_twice,system and not slow and not gpu,system,loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r))
 
 .PHONY: test-nightly
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours

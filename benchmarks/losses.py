@@ -34,10 +34,10 @@ from envsdk.algorithms.losses import PolicyTokens, load_policy_loss
 from envsdk.base.plugins import plugin_names
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.objective import Objective, TokenOutputs
+from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow
 from envsdk.trainers.packing import MicroBatch, pack
+from envsdk.trainers.policy_trainer import BatchRows
 from envsdk.trainers.step_metrics import StepMetrics
-from envsdk.trainers.train_rows import BatchRows, TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig
 
 MAX_TOKENS_PER_MICROBATCH = 4096
@@ -81,7 +81,7 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
         with torch.no_grad():
             logprobs_N, entropy_N = forward(model, micro)
         lengths = torch.tensor([len(row.row.scored) for row in own])
-        behavior_N = torch.cat([torch.from_numpy(row.fields.behavior) for row in own])
+        behavior_N = torch.cat([torch.from_numpy(row.behavior) for row in own])
         begins_N = torch.cat(
             [torch.tensor([True, *(row.row.scored[1:] - row.row.scored[:-1] > 1).tolist()]) for row in own]
         )
@@ -95,7 +95,7 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
                     logprobs=logprobs_N,
                     proximal_logprobs=logprobs_N + 0.01,
                     behavior_logprobs=behavior_N,
-                    advantages=torch.cat([torch.from_numpy(row.fields.advantages) for row in own]),
+                    advantages=torch.cat([torch.from_numpy(row.advantages) for row in own]),
                     sequence_ids=torch.repeat_interleave(torch.arange(len(own)), lengths),
                     segment_ids=begins_N.cumsum(0) - 1,
                 ),

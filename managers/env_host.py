@@ -1,4 +1,4 @@
-"""The rollout loop's interface to an environment; `hosts.py` decides where it runs.
+"""The rollout loop's interface to an environment, and one that runs in the event loop; others: `hosts.py`.
 
     created -> reset -> step* -> reset -> ... -> close
                  \\-> EpisodeFailed -> discard -> reset builds a fresh environment
@@ -8,15 +8,17 @@ An environment that raises, hangs or dies becomes an `EpisodeFailed` here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import reprlib
+import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from envsdk.base.processes.call_watch import limit_name
+from envsdk.base.processes.call_watch import CALLS, limit_name
 from envsdk.base.processes.interrupts import is_from_the_user
 from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.env import AsyncTextEnv, EnvSpec, Info, Isolation, TextEnv
@@ -127,6 +129,56 @@ class EnvHost(EnvView):
 
     async def closed(self) -> None:
         """Wait until the environments that were thrown away are closed, within their limits."""
+
+
+class WatchedHost(EnvHost):
+    """Runs the environment in this process, where a watcher sees its calls."""
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        super().__init__(blueprint)
+        self.watched = CALLS.open()
+        self.place = self.watched.place
+
+    def close(self) -> None:
+        super().close()
+        CALLS.close(self.watched)
+
+    def _runs_here(self, *, is_inline: bool) -> None:
+        self.watched.runs_on(threading.get_native_id(), is_inline=is_inline)
+
+
+class InlineHost(WatchedHost):
+    """Runs in the event loop: no hand-over, so microseconds per step.
+
+    A call that does not return in time cannot be ended, only its process, from outside: see `call_watch`.
+    """
+
+    def __init__(self, blueprint: EnvBlueprint) -> None:
+        super().__init__(blueprint)
+        self._env: TextEnv | None = None
+        self._runs_here(is_inline=True)
+
+    async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
+        if self._env is None:
+            self._env = self._run("start", self.blueprint.start_timeout_s, self.blueprint.build)
+        env = self._env
+        return self._run(verb, limit_s, lambda: getattr(env, verb)(**arguments))
+
+    def _run(self, during: str, limit_s: float, function: Callable[[], Any]) -> Any:
+        self.watched.enter(during, limit_s)
+        try:
+            return function()
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: they would end the event loop
+            raise_if_from_the_user(error)
+            raise EpisodeFailed(failure_of(error, during)) from error
+        finally:
+            self.watched.leave()
+
+    def discard(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            with contextlib.suppress(EpisodeFailed):
+                self._run("close", self.blueprint.step_timeout_s, lambda: env.close())
 
 
 def failure_of(error: BaseException, during: str) -> Failure:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from envsdk.algorithms.task_samplers.contract import PlayedGroup
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup
 from envsdk.buffer.payload import pack_all
-from envsdk.contracts.trajectory import Trajectory
+from envsdk.contracts.trajectory import RolloutBatch, Trajectory
 from envsdk.managers.assigned_ledger import AssignedLedger
 from envsdk.managers.ledger_types import Command, GroupDropped
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import Scheduler, SchedulerSetup
 
 

@@ -1,4 +1,4 @@
-"""Where an environment runs: in the event loop, awaited in it, on a thread, or in a process of its own."""
+"""Where an environment runs: awaited in the event loop, on a thread, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,68 +10,20 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from envsdk.base.processes.call_watch import CALLS, EnvCall
+from envsdk.base.processes.call_watch import EnvCall
 from envsdk.base.processes.stretches import Stretches
-from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, Isolation, TextEnv
+from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, Isolation
 from envsdk.contracts.failures import Failure
 from envsdk.managers.env_host import (
     EnvBlueprint,
     EnvHost,
     EpisodeFailed,
+    InlineHost,
+    WatchedHost,
     failure_of,
     raise_if_from_the_user,
     timed_out,
 )
-
-
-class WatchedHost(EnvHost):
-    """Runs the environment in this process, where a watcher sees its calls."""
-
-    def __init__(self, blueprint: EnvBlueprint) -> None:
-        super().__init__(blueprint)
-        self.watched = CALLS.open()
-        self.place = self.watched.place
-
-    def close(self) -> None:
-        super().close()
-        CALLS.close(self.watched)
-
-    def _runs_here(self, *, is_inline: bool) -> None:
-        self.watched.runs_on(threading.get_native_id(), is_inline=is_inline)
-
-
-class InlineHost(WatchedHost):
-    """Runs in the event loop: no hand-over, so microseconds per step.
-
-    A call that does not return in time cannot be ended, only its process, from outside: see `call_watch`.
-    """
-
-    def __init__(self, blueprint: EnvBlueprint) -> None:
-        super().__init__(blueprint)
-        self._env: TextEnv | None = None
-        self._runs_here(is_inline=True)
-
-    async def _call(self, verb: str, limit_s: float, **arguments: Any) -> Any:
-        if self._env is None:
-            self._env = self._run("start", self.blueprint.start_timeout_s, self.blueprint.build)
-        env = self._env
-        return self._run(verb, limit_s, lambda: getattr(env, verb)(**arguments))
-
-    def _run(self, during: str, limit_s: float, function: Callable[[], Any]) -> Any:
-        self.watched.enter(during, limit_s)
-        try:
-            return function()
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: they would end the event loop
-            raise_if_from_the_user(error)
-            raise EpisodeFailed(failure_of(error, during)) from error
-        finally:
-            self.watched.leave()
-
-    def discard(self) -> None:
-        env, self._env = self._env, None
-        if env is not None:
-            with contextlib.suppress(EpisodeFailed):
-                self._run("close", self.blueprint.step_timeout_s, lambda: env.close())
 
 
 class AsyncHost(WatchedHost):

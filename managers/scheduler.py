@@ -6,8 +6,8 @@
                                               |
                                      get_batch: take -> write to disk -> return
 
-`ledger_shell.py` carries out what the ledger decides, `workforce.py` has the workers, `finished_episodes.py`
-the results, which `batch_files.py` writes before a batch is delivered.
+`ledger_shell.py` carries out what the ledger decides, `workforce.py` has the workers, `batch_files.py` the
+results, which it writes before a batch is delivered.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from envsdk.algorithms.task_samplers.prefixes import EndedEpisode, PrefixArgs, P
 from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
-from envsdk.contracts.trajectory import Task, Trajectory
+from envsdk.contracts.trajectory import RolloutBatch, Task, Trajectory
 from envsdk.managers.background import Background
-from envsdk.managers.batch_files import BatchFiles
+from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes
 from envsdk.managers.depth import depth_control
 from envsdk.managers.env_worker import Control, Finished, FromWorker, ToWorker, WorkerId, WorkerSetup
-from envsdk.managers.finished_episodes import FinishedEpisodes
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import LedgerLog, recorded
@@ -46,7 +45,6 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_group import Worker, WorkerGroup
 from envsdk.managers.worker_pool import WorkerPool, WorkerPoolConfig

@@ -16,10 +16,10 @@ from typing import Any
 from envsdk.base.processes.call_watch import KillReport
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.background import Background
+from envsdk.managers.batch_files import FinishedEpisodes
 from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import Finished
-from envsdk.managers.finished_episodes import FinishedEpisodes
 from envsdk.managers.ledger_shell import LedgerShell
 from envsdk.managers.slot_activity import RestartCounter
 from envsdk.managers.worker_demand import WorkerLoad

@@ -22,8 +22,8 @@ from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.algorithms.ratios import log_ratio
 from envsdk.contracts.trainer import TeacherScores
+from envsdk.trainers.packing import Row
 from envsdk.trainers.step_metrics import StepMetrics
-from envsdk.trainers.train_rows import TrainRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,29 @@ class TokenOutputs:
     """Value head's predictions, where there is one."""
     top_NK: Tensor | None = None
     """Log-probabilities of the teacher's likeliest tokens, where `teacher_tokens` gives some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRow:
+    """One sequence that takes part in an optimizer step, and what the loss needs of each scored token besides
+    the model's outputs; arrays are `[num_scored]`."""
+
+    row: Row
+    weight: float = 0.0
+    """Weight of each of its tokens, by `loss_agg_mode` over all sequences of the optimizer step."""
+    advantages: NDArray[np.float32]
+    behavior: NDArray[np.float32]
+    """Log-probabilities under the policy that sampled the tokens."""
+    proximal: NDArray[np.float32] | None = None
+    """Log-probabilities under the policy before the first optimizer step; None: the current ones."""
+    reference: NDArray[np.float32] | None = None
+    """Log-probabilities under the reference policy, where the loss has a KL term."""
+    returns: NDArray[np.float32] | None = None
+    """Targets of the value head, where there is one."""
+    old_values: NDArray[np.float32] | None = None
+    """Values before the step; None: the current ones."""
+    teacher: TeacherScores | None = None
+    """Its scores of these tokens, where the loss distills."""
 
 
 class Objective:
@@ -63,15 +86,14 @@ class Objective:
         """The loss, a scalar; `tally` gets its terms, but not the loss itself."""
         args, logprobs_N = self.args, outputs.logprobs_N
         joined = _JoinedRows(rows, logprobs_N.device)
-        fields = [row.fields for row in rows]
         weights_N = joined.repeated([row.weight for row in rows])
-        behavior_N = joined.arrays([each.behavior for each in fields])
-        proximal_N = joined.arrays_or([each.proximal for each in fields], logprobs_N.detach())
+        behavior_N = joined.arrays([each.behavior for each in rows])
+        proximal_N = joined.arrays_or([each.proximal for each in rows], logprobs_N.detach())
         tokens = PolicyTokens(
             logprobs=logprobs_N,
             proximal_logprobs=proximal_N,
             behavior_logprobs=behavior_N,
-            advantages=joined.arrays([each.advantages for each in fields]),
+            advantages=joined.arrays([each.advantages for each in rows]),
             sequence_ids=joined.sequence_ids(),
             segment_ids=joined.segment_ids(),
         )
@@ -79,18 +101,18 @@ class Objective:
         if self.entropy_gradient:
             terms["entropy_loss"] = -args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
         if args.kl_loss_coef > 0:
-            reference_N = joined.arrays([each.reference for each in fields])
+            reference_N = joined.arrays([each.reference for each in rows])
             kl_N = kl_estimate(logprobs_N, reference_N, args.kl_loss_type)
             terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
-        if taught := [each.teacher for each in fields if each.teacher is not None]:
-            coef_N = joined.repeated([-1.0 if each.teacher is None else each.teacher.coef for each in fields])
+        if taught := [each.teacher for each in rows if each.teacher is not None]:
+            coef_N = joined.repeated([-1.0 if each.teacher is None else each.teacher.coef for each in rows])
             kl_M = _divergence(taught, outputs, coef_N >= 0)
             terms["distill_loss"] = ((coef_N * weights_N)[coef_N >= 0] * kl_M).sum()
             tally.add("distill_kl", kl_M.detach())
         if outputs.values_N is not None:
-            returns_N, values_N = joined.arrays([each.returns for each in fields]), outputs.values_N
-            old_values_N = joined.arrays_or([each.old_values for each in fields], values_N.detach())
+            returns_N, values_N = joined.arrays([each.returns for each in rows]), outputs.values_N
+            old_values_N = joined.arrays_or([each.old_values for each in rows], values_N.detach())
             critic_N = value_loss(
                 values=values_N, old_values=old_values_N, returns=returns_N, clip=args.value_clip
             )
@@ -125,11 +147,11 @@ class Objective:
 
 def teacher_tokens(rows: Sequence[TrainRow], args: AlgorithmArgs) -> NDArray[np.int32] | None:
     """`[N, K]`: tokens whose log-probabilities the loss needs beside those of the rows' own."""
-    if not args.distill_top_k or all(row.fields.teacher is None for row in rows):
+    if not args.distill_top_k or all(row.teacher is None for row in rows):
         return None
     ids = [
         np.zeros((len(row.row.scored), args.distill_top_k), np.int32)
-        if (teacher := row.fields.teacher) is None or teacher.top_ids is None
+        if (teacher := row.teacher) is None or teacher.top_ids is None
         else teacher.top_ids
         for row in rows
     ]

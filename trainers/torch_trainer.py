@@ -25,7 +25,7 @@ from envsdk.contracts.failures import StorageError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.objective import TokenOutputs, teacher_tokens
+from envsdk.trainers.objective import TokenOutputs, TrainRow, teacher_tokens
 from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
@@ -34,7 +34,6 @@ from envsdk.trainers.sharded import full_tensor
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer
-from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
 
 _KERNELS = 64

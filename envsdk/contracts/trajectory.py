@@ -373,6 +373,11 @@ class Trajectory:
         """Oldest version of the tokens; None without sampled tokens."""
         return None if self.tokens is None else self.tokens.oldest_version
 
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens the policy wrote."""
+        return 0 if self.tokens is None else int(self.tokens.response_mask.sum())
+
     def segments(self) -> list[Segment]:
         """Its lines, each as one sequence of tokens; one where every turn continues the turn before it.
 
@@ -394,6 +399,38 @@ class Trajectory:
             )
         segment = segment or last_segment(self.segments())
         return self.shown.messages(self.turns, segment.numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """One batch of complete groups. Failed members are part of their group."""
+
+    version: int
+    """The trainer's version when the batch was taken."""
+    groups: Sequence[Sequence[Trajectory]]
+    ledger_counts: Mapping[str, int] = field(default_factory=dict)
+    """Ended leases since the start of the run, by how they ended."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed episodes since the last batch, by `boundary/kind`."""
+    failing_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags whose episodes since the last batch have all failed, with the last failure."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Groups dropped since the last batch, by group filter."""
+    discarded_tokens: int = 0
+    """Sampled tokens thrown away since the last batch."""
+    dropped_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Those of them, by tag, that were to be trained: group filters and spare episodes are left out."""
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
+    depth: float | None = None
+    """Batches that generation might run ahead, where the run finds that by itself."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the run's task sampler and prefixes, as of the end of this batch."""
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Trajectories of all groups, in order."""
+        return [trajectory for group in self.groups for trajectory in group]
 
 
 Record = TypeVar("Record")

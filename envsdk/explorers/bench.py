@@ -70,9 +70,7 @@ async def _run(config: RunConfig, folder: Path, model: Path) -> None:
         config,
         model=model,
         trajectories=(config.run_folder / TRAJECTORIES).resolve(),
-        state=None,
         weights=weights,
-        trainer_mappings=(),
         say=_note,
     )
     reader = VersionReader(config, folder, model, say=_note)

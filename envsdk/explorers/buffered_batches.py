@@ -24,9 +24,9 @@ from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EnvsdkError, StorageError
 from envsdk.contracts.held import Held
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.membership import Membership, selection_of
 from envsdk.explorers.weight_lag import WeightLag
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batch_source import Result, part_of_run
 from envsdk.runs.checkpoints import oldest_step
 from envsdk.runs.run_folder import TRAJECTORIES, RunFolder

@@ -30,10 +30,10 @@ from envsdk.buffer.contract import (
 )
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EngineError, EnvsdkError, Interrupted
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.membership import Membership
 from envsdk.explorers.weights import VersionReader
 from envsdk.managers.explorer_scheduler import ExplorerReport
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.rollout_cluster import RolloutCluster
 from envsdk.tracking.tracker import Tracker
 from envsdk.weights.source import GivenWeights

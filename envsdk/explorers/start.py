@@ -154,9 +154,7 @@ async def _explore(config: RunConfig, folder: Path, model: Path) -> None:
             config,
             model=model,
             trajectories=(folder / TRAJECTORIES).resolve(),
-            state=None,
             weights=weights,
-            trainer_mappings=(),
             say=display.note,
         )
         explorer = Explorer(

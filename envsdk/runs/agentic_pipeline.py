@@ -26,8 +26,7 @@ from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.failures import Interrupted, RolloutStalled
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TeacherScores, TrainBatch
-from envsdk.contracts.trajectory import Trajectory
-from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.contracts.trajectory import RolloutBatch, Trajectory
 from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.batches import (
     ModelScores,

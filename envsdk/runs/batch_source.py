@@ -17,8 +17,8 @@ from ray.exceptions import RayError
 from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
 from envsdk.contracts.failures import EnvsdkError, as_envsdk_error
 from envsdk.contracts.held import Held
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineHealth
-from envsdk.managers.rollout_batch import RolloutBatch
 
 Result = TypeVar("Result")
 

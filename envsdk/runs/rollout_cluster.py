@@ -1,6 +1,8 @@
 """Everything that rollouts need running: engines and schedulers. Wired here, top to bottom.
 
-    start -> (give_weights | new_batch | validate ...)* -> close
+    start -> (give_weights | validate ...)* -> close
+
+`PlayedBatches` also gives the batches of a run, those on disk first.
 
 Whatever is waited for, the end of the engines is waited for too: when the last one cannot come back, the run
 ends with its error instead of a silent wait.
@@ -9,8 +11,8 @@ ends with its error instead of a silent wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +26,24 @@ from envsdk.config.models import RunConfig
 from envsdk.config.sampling_support import engine_settings
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
+from envsdk.managers.batch_files import read_batch
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.managers.ray_files import find_driver_files
 from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.runs.batch_source import EngineStatus, Result, part_of_run
 from envsdk.runs.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.runs.node_watch import NodeWatch, address_of
 from envsdk.runs.opponents import Opponents
+from envsdk.runs.run_folder import TRAJECTORIES, RunFolder
+from envsdk.runs.trainer_group import TrainerGroup
+from envsdk.runs.trainers import trainer_mappings
 from envsdk.weights.source import WeightSource
 
 
@@ -50,9 +56,9 @@ class RolloutCluster:
         *,
         model: Path,
         trajectories: Path,
-        state: LedgerState | None,
+        state: LedgerState | None = None,
         weights: WeightSource,
-        trainer_mappings: Sequence[Sequence[int] | None],
+        trainer_mappings: Sequence[Sequence[int] | None] = (),
         say: Say,
         driver_files: DriverFiles | None = None,
     ) -> None:
@@ -191,11 +197,6 @@ class RolloutCluster:
         """Tell the scheduler that all engines have this version."""
         await self.call(self.rollout_scheduler.publish.remote(version))
 
-    async def new_batch(self, batch_size: int, step: int) -> RolloutBatch:
-        """The next complete groups of the training split; on disk as batch `step` when this returns."""
-        batch: RolloutBatch = await self.call(self.rollout_scheduler.get_batch.remote(batch_size, step))
-        return batch
-
     async def num_ready(self) -> int:
         """Trajectories that are ready for the next batch."""
         num_ready: int = await self.call(self.rollout_scheduler.num_ready.remote())
@@ -262,6 +263,145 @@ class RolloutCluster:
     def _schedulers(self) -> list[Any]:
         """That of rollouts and that of evaluations, where there are any."""
         return [each for each in (self.rollout_scheduler, self.validation_scheduler) if each is not None]
+
+
+class PlayedBatches(RolloutCluster):
+    """Batches of a run in their order: those that an earlier process left on disk, then new ones.
+
+    A `BatchSource`. Owner: the pipeline, or `AsyncRollouts`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        model: Path,
+        weights: WeightSource,
+        say: Say,
+        driver_files: DriverFiles | None = None,
+        averaging: TrainerGroup | None = None,
+    ) -> None:
+        """`driver_files` as of `RolloutCluster`; evaluations play the averaged weights of `averaging`."""
+        super().__init__(
+            config,
+            model=model,
+            trajectories=(folder.path / TRAJECTORIES).resolve(),
+            state=folder.state,
+            weights=weights,
+            trainer_mappings=trainer_mappings(config),
+            say=say,
+            driver_files=driver_files,
+        )
+        self._folder = folder
+        self._averaging = averaging
+        self._request: tuple[int, int, asyncio.Future[RolloutBatch]] | None = None
+        self.is_suspended = False
+        """Whether `suspend` was called last, not `resume`."""
+        self._pending_version: int | None = None
+        """A version that engines have and the scheduler does not, because batches on disk come first."""
+
+    @property
+    def played_version(self) -> int:
+        """The newest version that an earlier process of the run had played batches under."""
+        return 0 if self._folder.state is None else self._folder.state.version
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a batch was asked for that nobody has got."""
+        return self._request is not None
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are held-out tasks."""
+        return self.config.val_batch_size > 0
+
+    async def publish(self, version: int, *, step: int) -> dict[str, float]:
+        """The source's weights to every engine, as `version`; metrics of the transfer.
+
+        Episodes are played under it, unless the batch of `step` is on disk: they wait until those are used.
+        """
+        await self.call(self.opponents.refresh(step))
+        is_on_disk = step in self._folder.batches
+        metrics = await self.give_weights(version, to_rollouts=not is_on_disk)
+        self._pending_version = version if is_on_disk else None
+        return metrics
+
+    async def get_batch(self, step: int, batch_size: int | None = None) -> RolloutBatch:
+        """Batch `step`, from disk or of new episodes: `batch_size` trajectories in complete groups.
+
+        A caller that gives up waiting and asks again waits for the same batch.
+        """
+        on_disk = self._folder.batches.get(step)
+        if on_disk is not None:
+            batch = await asyncio.to_thread(read_batch, on_disk)
+            del self._folder.batches[step]
+            return batch
+        size = batch_size or self.config.train_batch_size
+        if self._pending_version is not None:  # a part of its batches was on disk
+            await self.tell(self._pending_version)
+            self._pending_version = None
+        if self._request is None:
+            new = self.rollout_scheduler.get_batch.remote(size, step)  # on disk when it comes
+            self._request = (step, size, asyncio.ensure_future(self.call(new)))
+        asked_step, asked_size, answer = self._request
+        if (asked_step, asked_size) != (step, size):
+            raise ConfigurationError(
+                f"get_batch({asked_size}) was given up before its batch came: ask for as many again"
+            )
+        try:
+            batch = await asyncio.shield(answer)
+        finally:
+            if answer.done():
+                self._request = None
+        return batch
+
+    async def validate(self, version: int, step: int) -> RolloutBatch:
+        """Play the held-out tasks under the engines' weights; training episodes wait, if configured so."""
+        if self.config.validation_overlaps:
+            return await super().validate(version, step)
+        async with self._held_up(), self._averaged(version):
+            return await super().validate(version, step)
+
+    async def suspend(self) -> None:
+        """Hold up episodes of the training split until `resume`, also across evaluations."""
+        self.is_suspended = True
+        await super().suspend()
+
+    async def resume(self) -> None:
+        """Let them continue."""
+        self.is_suspended = False
+        await super().resume()
+
+    @asynccontextmanager
+    async def _held_up(self) -> AsyncIterator[None]:
+        await super().suspend()
+        try:
+            yield
+        finally:
+            if not self.is_suspended:
+                await super().resume()
+
+    @asynccontextmanager
+    async def _averaged(self, version: int) -> AsyncIterator[None]:
+        """Engines have the averaged weights meanwhile, once replies under way are finished."""
+        if self._averaging is None:
+            yield
+            return
+        await self._give_average(self._averaging, version, is_used=True)
+        yield
+        await self._give_average(self._averaging, version, is_used=False)
+
+    async def _give_average(self, trainer: TrainerGroup, version: int, *, is_used: bool) -> None:
+        async with self.weights_moving():
+            await self.call(trainer.on_all("use_average", is_used))
+        await self.call(self.engines.publish(version, mode="finish"))
+
+    async def checkpointed(self, step: int) -> None:
+        """The batch files hold the ledger."""
+
+    async def finished(self) -> None:
+        """Nobody else waits for the end."""
 
 
 def engines_and_workers(config: RunConfig) -> str:

@@ -12,9 +12,8 @@ from envsdk.base.display.scores import failed_kinds, too_many_failed
 from envsdk.base.store.tally import results_by_role
 from envsdk.contracts.players import Result
 from envsdk.contracts.segments import Segment
-from envsdk.contracts.trajectory import Trajectory
+from envsdk.contracts.trajectory import RolloutBatch, Trajectory
 from envsdk.engines.tool_calls.reading import ATTEMPT, AttemptStatus, attempt_of
-from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 
 LATEST = 20
 """Batches over which the share of dropped tokens is taken."""
@@ -37,7 +36,7 @@ class DroppedTokens:
         """The shares with this batch: `dropped_share/TAG`, and `dropped_share/mean` of all tokens."""
         trained: Counter[str] = Counter()
         for trajectory in batch.trajectories:
-            trained[trajectory.task.tag] += num_sampled_tokens(trajectory)
+            trained[trajectory.task.tag] += trajectory.num_sampled_tokens
         self._latest.append((trained, batch.dropped_tokens))
         return {f"dropped_share/{tag}": share for tag, share in self._shares().items()}
 
@@ -77,7 +76,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     metrics |= _staleness(played, batch.version)
     metrics |= {
         "rollout/num_turns_mean": _mean(len(trajectory.turns) for trajectory in played),
-        "rollout/response_tokens_mean": _mean(map(num_sampled_tokens, played)),
+        "rollout/response_tokens_mean": _mean(each.num_sampled_tokens for each in played),
         "rollout/sequence_tokens_mean": _mean(len(t.tokens) for t in played if t.tokens is not None),
         "rollout/valid_share": len(played) / max(1, len(batch.trajectories)),
         "rollout/zero_variance_groups_share": _mean(map(_has_no_variance, batch.groups)),

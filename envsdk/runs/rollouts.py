@@ -37,16 +37,15 @@ from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start, prompt_notes
 from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.contracts.prompts import TagPrompts
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineHealth
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.wiring import tag_setups
 from envsdk.rollouts.play.local_engine import whole_version
 from envsdk.rollouts.results.trajectories import Batch
 from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.opening import begin, only_run_in
-from envsdk.runs.played_batches import PlayedBatches
-from envsdk.runs.rollout_cluster import engines_and_workers
+from envsdk.runs.rollout_cluster import PlayedBatches, engines_and_workers
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics, validation_problem
 from envsdk.runs.rollout_state import STATE_FORMAT, checked_state
 from envsdk.runs.run_folder import RunFolder

@@ -29,7 +29,7 @@ from envsdk.runs.engine_group import Say
 from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
 from envsdk.runs.opening import begin, only_run_in
-from envsdk.runs.played_batches import PlayedBatches
+from envsdk.runs.rollout_cluster import PlayedBatches
 from envsdk.runs.run_end import best_checkpoint, close, ending_told, success_before_and_after
 from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation, stopped_early
 from envsdk.runs.trainers import Trainers

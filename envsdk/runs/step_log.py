@@ -10,9 +10,9 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from envsdk.base.display.progress import ProgressDisplay, StepSummary
 from envsdk.config.models import RunConfig
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineHealth
 from envsdk.managers.harness_env_manager import failed_programs
-from envsdk.managers.rollout_batch import RolloutBatch, num_sampled_tokens
 from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.rollout_metrics import DroppedTokens, rollout_metrics
 from envsdk.tracking import read_metrics
@@ -108,7 +108,7 @@ class StepLog:
         return self._cost.step(self._metered_at - before)
 
     async def _generation_metrics(self, step: int, step_s: float, batch: RolloutBatch) -> Mapping[str, float]:
-        num_tokens = sum(map(num_sampled_tokens, batch.trajectories)) + batch.discarded_tokens
+        num_tokens = sum(each.num_sampled_tokens for each in batch.trajectories) + batch.discarded_tokens
         speed = {"rollout/tokens_per_s": num_tokens / step_s}
         engines = await self.batches.engine_status()
         if engines is None:

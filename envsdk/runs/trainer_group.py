@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
+import shutil
 import socket
-import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,37 @@ import ray
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from envsdk.base.processes.actor_death import ACTOR_DIED, reason_of_death
+from envsdk.base.net.rendezvous import free_port
+from envsdk.base.plugins import load_plugin
+from envsdk.base.processes.actor_death import (
+    error_of,
+    is_cause,
+    is_death,
+    reason_of_death,
+    remote_lines,
+    until_cause,
+)
+from envsdk.base.processes.memory import give_back_freed
 from envsdk.base.store.atomic import storage_error
-from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles
+from envsdk.base.store.cache import cache_folder
+from envsdk.base.store.travel import CHUNK_BYTES, DriverFiles, FileServer
 from envsdk.config.ray_models import RolePlacement, TrainerPlacement
-from envsdk.contracts.failures import EnvsdkError, TrainerError
+from envsdk.contracts.failures import EnvsdkError, StorageError, TrainerError
+from envsdk.contracts.held import Held
 from envsdk.contracts.support import Support
-from envsdk.contracts.trainer import TeacherScores, TrainBatch, TrainerConfig, TrainerRank
+from envsdk.contracts.trainer import TeacherScores, TrainBatch, Trainer, TrainerConfig, TrainerRank
 from envsdk.managers.ray_nodes import check_placement, resources_for
 from envsdk.runs.rank_placement import RankPlace, num_ranks_of, rank_resources
-from envsdk.runs.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation
-from envsdk.runs.trainer_host import TrainerHost
+from envsdk.runs.reservation import KEEP_DEVICES, PLACEMENT_TIMEOUT_S, Reservation, show_only
+from envsdk.runs.teacher_engine import TeacherEngine
+from envsdk.weights.delta import WeightBase
+from envsdk.weights.device_memory import card_of
 from envsdk.weights.source import OutletReport, WeightOutlet
-from envsdk.weights.update import TransferReport, WeightTransfer
+from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
-CAUSE_GRACE_S = 5.0
-"""A rank that lost its peer may say so before Ray notices that the peer died."""
 CLOSE_TIMEOUT_S = 5.0
+
+Scores = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +74,163 @@ class TrainerSpec:
     """Nodes of the cluster that the ranks run on."""
     driver_files: DriverFiles = field(default_factory=DriverFiles)
     """Files that their machines may lack."""
+
+
+class TrainerHost(FileServer):
+    """One rank in a Ray actor. Calls run one after another, `start` first. All ranks get the same calls.
+
+    Only rank 0 answers: what the others found is the same, or is with rank 0 already.
+    """
+
+    _trainer: Trainer
+    _rank: TrainerRank
+
+    def __init__(self, strategy_name: str, config: TrainerConfig, files: DriverFiles | None = None) -> None:
+        """`files` may have the model and the checkpoint to load, should this machine lack them."""
+        self._strategy_name = strategy_name
+        self._config = config
+        self._files = files or DriverFiles()
+        self._weight_base = WeightBase()
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address of this node in the cluster, and a port that is free there."""
+        address = ray.util.get_node_ip_address()
+        return address, free_port(address)
+
+    def start(self, rank: TrainerRank, devices: Sequence[int]) -> None:
+        """Load the model. Not in the constructor, whose errors Ray turns into text.
+
+        `devices` are the accelerators of this node that the ranks on it use, by local rank; none: those
+        that are there.
+        """
+        if devices:
+            show_only(devices)
+        self._rank = rank
+        trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
+        model = self._files.here(self._config.model)
+        self._trainer = trainer_class.create(replace(self._config, model=model, rank=rank))
+
+    @property
+    def _is_reporting_rank(self) -> bool:
+        return self._rank.rank == 0
+
+    def train_step(self, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of the step."""
+        return self._trainer.train_step(batch)
+
+    def logprobs(
+        self,
+        sequences: Sequence[NDArray[np.int32]],
+        experts: Sequence[NDArray[np.int16] | None] = (),
+        supports: Sequence[Support | None] = (),
+    ) -> Scores | None:
+        told = (experts, supports) if experts or supports else ()  # a trainer of others may know neither
+        scores = self._trainer.logprobs(sequences, *told)
+        return scores if self._is_reporting_rank else None
+
+    def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
+        """Asked of a teacher: an engine, or a trainer, which tells of no other tokens."""
+        teacher: Any = self._trainer
+        if isinstance(teacher, TeacherEngine):
+            return teacher.score(sequences, num_top)
+        return [TeacherScores(logprobs=each) for each in teacher.logprobs(sequences)]
+
+    def values(self, sequences: Sequence[NDArray[np.int32]]) -> Scores | None:
+        values = self._trainer.values(sequences)
+        return values if self._is_reporting_rank else None
+
+    def send_weights(self, transfer: WeightTransfer) -> TransferReport | None:
+        """Rank 0 sends the current weights to the engines."""
+        give_back_freed()  # activations: engines are about to hold two versions of the weights
+        if transfer.as_adapter:
+            weights = self._trainer.adapter()
+        elif transfer.transport.is_on_device:
+            weights = self._trainer.device_weights()
+        else:
+            weights = self._trainer.weights()
+        if not self._is_reporting_rank:
+            for _ in weights:  # the other ranks take part in collecting each
+                pass
+            return None
+        return WeightSender(transfer, self._weight_base, device=self._trainer.weight_device).send(weights)
+
+    def give_weights(self, outlet: WeightOutlet) -> OutletReport | None:
+        """Rank 0's `outlet` takes the current weights, an adapter merged in."""
+        weights = iter(self._trainer.weights())
+        try:
+            if self._is_reporting_rank:
+                return OutletReport(location=outlet.take(weights))
+        except StorageError as error:
+            return OutletReport(location=None, problem=str(error))
+        finally:
+            for _ in weights:  # the other ranks take part in collecting each
+                pass
+        return None
+
+    def use_average(self, is_used: bool) -> None:
+        """Whether weights that are sent are the moving average."""
+        self._trainer.use_average(is_used)
+
+    def hold(self, held: Held) -> None:
+        """What this rank holds of its device from now on."""
+        self._trainer.hold(held)
+
+    def has_adapter(self) -> bool:
+        """The trainer trains an adapter alone."""
+        return self._trainer.has_adapter
+
+    def kernels(self) -> Mapping[str, str]:
+        """Kernels that the trainer took, in words."""
+        return self._trainer.kernels()
+
+    def node_id(self) -> str:
+        """The node of the cluster this rank is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def card(self) -> str:
+        """UUID of the card that this rank's weights are on; "" for main memory."""
+        return card_of(self._trainer.weight_device)
+
+    def place_to_write(self, folder: Path, probe: str, own_name: str) -> Path:
+        """`folder` where this machine sees its file `probe`; else a folder of this machine, empty."""
+        if (folder / probe).is_file():
+            return folder
+        own = cache_folder() / "outgoing" / own_name
+        if self._rank.local_rank == 0:
+            shutil.rmtree(own, ignore_errors=True)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error("make", own, error) from error
+        return own
+
+    def files_in(self, folder: Path) -> list[tuple[str, int]]:
+        """Names and sizes of the files that were written into it."""
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return [(str(path.relative_to(folder)), path.stat().st_size) for path in files]
+
+    def remove(self, folder: Path) -> None:
+        """What was written there has arrived."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def save(self, folder: Path) -> None:
+        """The trainer's state in `folder/trainer` and a Hugging Face model in `folder/model`, of the moving
+        average where there is one."""
+        for name in ("trainer", "model"):
+            try:
+                (folder / name).mkdir(exist_ok=True)
+            except OSError as error:
+                raise storage_error("make", folder / name, error) from error
+        self._trainer.save(folder / "trainer")
+        self._trainer.use_average(True)
+        self._trainer.save_pretrained(folder / "model")
+        self._trainer.use_average(False)
+
+    def load(self, folder: Path) -> None:
+        self._trainer.load(self._files.here(folder) / "trainer")
+
+    def close(self) -> None:
+        self._trainer.close()
 
 
 class TrainerGroup:
@@ -279,8 +449,8 @@ class TrainerGroup:
         self._num_calls += 1
         try:
             await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
-            if any(_error(answer) is not None for answer in answers):
-                await _until_cause(answers)
+            if any(error_of(answer) is not None for answer in answers):
+                await until_cause(answers)
                 self._failure = self._failure_of(answers)
                 self._end()
                 raise self._failure
@@ -292,15 +462,15 @@ class TrainerGroup:
 
     def _failure_of(self, answers: Sequence[asyncio.Future[Any]]) -> EnvsdkError:
         """The error of the rank that failed first; a rank that died or knows the cause comes first."""
-        failed = [(rank, error) for rank, answer in enumerate(answers) if (error := _error(answer))]
-        rank, error = min(failed, key=lambda pair: (not _is_death(pair[1]), not _is_cause(pair[1])))
+        failed = [(rank, error) for rank, answer in enumerate(answers) if (error := error_of(answer))]
+        rank, error = min(failed, key=lambda pair: (not is_death(pair[1]), not is_cause(pair[1])))
         who = f"{self._spec.key}: rank {rank} of {self.world_size}"
-        if _is_death(error):
+        if is_death(error):
             return TrainerError(f"{who} died: {reason_of_death(error)}")
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, EnvsdkError):
             return cause
-        return TrainerError(f"{who} failed with {type(cause).__name__}: {cause}\n{_remote_lines(error)}")
+        return TrainerError(f"{who} failed with {type(cause).__name__}: {cause}\n{remote_lines(error)}")
 
     def _end(self) -> None:
         for host in self._hosts:
@@ -309,34 +479,3 @@ class TrainerGroup:
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
-
-
-async def _until_cause(answers: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait a little for the failure that explains the others."""
-    deadline = time.monotonic() + CAUSE_GRACE_S
-    while not any(_is_cause(error) for answer in answers if (error := _error(answer))):
-        hanging = [answer for answer in answers if not answer.done()]
-        left = deadline - time.monotonic()
-        if not hanging or left <= 0:
-            return
-        await asyncio.wait(hanging, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _error(answer: asyncio.Future[Any]) -> BaseException | None:
-    return answer.exception() if answer.done() and not answer.cancelled() else None
-
-
-def _is_death(error: BaseException) -> bool:
-    return isinstance(error, ACTOR_DIED)
-
-
-def _is_cause(error: BaseException) -> bool:
-    """Whether it cannot be the mere loss of a peer."""
-    return _is_death(error) or isinstance(getattr(error, "cause", None) or error, EnvsdkError)
-
-
-def _remote_lines(error: BaseException) -> str:
-    """The lines of the rank's code that the error came through, without Ray's own."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-    first = next((index for index, line in enumerate(lines) if line.lstrip().startswith("File ")), 0)
-    return "\n".join(line for line in lines[first:] if line.strip(" ^~"))

@@ -16,11 +16,10 @@ import pytest
 
 from benchmarks.audit_run import audit
 from envsdk.contracts.failures import Boundary, Failure
-from envsdk.contracts.trajectory import Outcome, Trajectory
-from envsdk.managers.batch_files import BatchFiles
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, Trajectory
+from envsdk.managers.batch_files import BatchFiles, RolloutTally
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_types import Command, Discard, Grant, Lease, LedgerConfig
-from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally
 from envsdk.runs.rollout_metrics import rollout_metrics
 from tests.envsdk.view.view_runs import make_trajectory
 

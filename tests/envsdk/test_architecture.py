@@ -93,7 +93,6 @@ PURE_CORES = {
     "managers/ledger.py",
     "managers/ledger_parts.py",
     "managers/ledger_types.py",
-    "managers/rollout_batch.py",
     "managers/awake_clock.py",
     "managers/departure.py",
     "managers/slot_activity.py",

@@ -58,7 +58,7 @@ def test_the_package_holds_all_that_a_package_needs(package: Path) -> None:
 
 
 def test_installed_it_passes_every_check(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, "envsdk.check", "treasure_walk/TreasureWalk-v1", "-n", "10", cwd=tmp_path)
+    done = run(installed, "envsdk.check", "treasure_walk/TreasureWalk-v1", "-n", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "sound: 94 passed, 7 skipped" in done.stdout
 

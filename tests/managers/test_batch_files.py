@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, Task, Trajectory
 from envsdk.managers import batch_files
 from envsdk.managers.batch_files import BatchFiles
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.rollout_batch import RolloutBatch
 from tests.trajectories import trajectory_with
 
 STATE = LedgerState(

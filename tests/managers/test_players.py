@@ -22,14 +22,13 @@ from envsdk.contracts.failures import Boundary
 from envsdk.contracts.players import POLICY, Players, Result, seated
 from envsdk.contracts.policy import Policy, Reply, TurnContext
 from envsdk.contracts.prompts import AgentPrompts
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory, VersionSpan
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, Task, Trajectory, VersionSpan
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.tic_tac_toe import SPEC
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.policies import opponents
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import TaskListLeases
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch

@@ -21,7 +21,7 @@ from envsdk.algorithms.task_samplers.prefixes import Prefix, PrefixArgs
 from envsdk.base.processes.call_watch import KillReport, read_kill_report
 from envsdk.base.processes.cpu_meter import CpuUse
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
-from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory, VersionSpan
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, TokenLog, Trajectory, VersionSpan
 from envsdk.engines.sampling import SamplingParams
 from envsdk.managers import ledger_shell, slot_activity, worker_group
 from envsdk.managers import scheduler as scheduler_module
@@ -38,7 +38,6 @@ from envsdk.managers.env_worker import (
 )
 from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger_types import LedgerConfig
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_pool import WorkerPoolConfig

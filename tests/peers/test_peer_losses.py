@@ -28,10 +28,9 @@ from trinity.algorithm.utils import aggregate_loss  # noqa: E402
 
 from envsdk.algorithms.aggregation import sequence_weights  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
-from envsdk.trainers.objective import Objective, TokenOutputs  # noqa: E402
+from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow  # noqa: E402
 from envsdk.trainers.packing import make_row  # noqa: E402
 from envsdk.trainers.step_metrics import StepMetrics  # noqa: E402
-from envsdk.trainers.train_rows import TokenFields, TrainRow  # noqa: E402
 
 DUAL = {"dual_clip": 3.0}
 """What verl's and Trinity-RFT's PPO always has."""
@@ -330,7 +329,7 @@ def test_the_whole_loss_is_that_of_verl(write_down: Callable[..., None]) -> None
         row = make_row(np.zeros(len(mask_T) + 1, np.int32), np.concatenate([[0], mask_T]).astype(np.int8))
         if row is not None:
             own = {name: values[number][mask_T == 1].numpy() for name, values in fields.items()}
-            rows.append(TrainRow(row=row, weight=float(weights_B[number]), fields=TokenFields(**own)))
+            rows.append(TrainRow(row=row, weight=float(weights_B[number]), **own))
     tally = StepMetrics()
     outputs = TokenOutputs(logprobs_N=current_N, entropy_N=entropy_N)
     loss = Objective(args)(rows, outputs, tally)

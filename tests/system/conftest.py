@@ -18,6 +18,7 @@ import ray
 from envsdk.config.ray_models import RayArgs
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.prompts import AgentPrompts
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_host import EngineHost
 from envsdk.engines.sampling import SamplingParams
@@ -25,7 +26,6 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer

@@ -60,18 +60,14 @@ def episodes_in(log: Path) -> dict[str, Trajectory]:
 def test_the_same_command_continues_and_plays_no_episode_twice(here: Path, how: signal.Signals) -> None:
     command = [*RUN, "toys/Slow-v1", "--policy", "random", "-n", "60", "-k", "2", "sleep_s=0.01"]
     environment = {"PYTHONPATH": f"{REPOSITORY}", "PATH": "/usr/bin:/bin"}
-    before: dict[str, Trajectory] = {}
-    for num_episodes in (1, 40):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-        wait_until(lambda: process.poll() is not None or _has_episodes(here, num_episodes))  # noqa: B023
-        process.send_signal(how)
-        _, stderr = process.communicate(timeout=60)
-        assert process.returncode == (-how if how is signal.SIGKILL else 130), stderr
-        assert "Traceback" not in stderr
-        after = episodes_in(the_log(here))
-        assert before.items() <= after.items()
-        assert num_episodes <= len(after) < 120
-        before = after
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    wait_until(lambda: process.poll() is not None or _has_episodes(here, 40))
+    process.send_signal(how)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == (-how if how is signal.SIGKILL else 130), stderr
+    assert "Traceback" not in stderr
+    before = episodes_in(the_log(here))
+    assert 40 <= len(before) < 120
 
     done = subprocess.run(
         [*command, "--json", "result.json"], capture_output=True, text=True, env=environment, check=False

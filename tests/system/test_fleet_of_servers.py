@@ -22,7 +22,7 @@ from tests.envsdk.rewards.sandbox.fake_hosts import SLOW
 pytest.importorskip("e2b")
 pytestmark = pytest.mark.system
 KEY = "e2b_" + "0" * 40
-NUM_EPISODES = 32
+NUM_EPISODES = 16
 
 
 class Server:

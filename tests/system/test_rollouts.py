@@ -19,11 +19,10 @@ import ray
 from envsdk.base.store.trajectories import read_metadata, read_trajectories
 from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import ConfigurationError, RolloutStalled
-from envsdk.contracts.trajectory import Outcome, Task
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, Task
 from envsdk.engines.engine import EngineConfig, EngineHealth
 from envsdk.engines.engine_host import EngineHost
 from envsdk.managers.ledger_types import LedgerState
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.managers.slot_activity import MAX_RESTARTS_WITHOUT_PROGRESS
 from tests.system.conftest import Rollouts, StartRollouts, toy_tag, troublesome, wait_until, worker_processes
 

@@ -64,9 +64,9 @@ def _answer(trajectory: Trajectory) -> tuple[Any, ...]:
     return trajectory.task.tag, trajectory.task.index, turn.observation, turn.reply, turn.reward, turn.details
 
 
-def killed_and_continued(folder: Path, model: Path, *, alpha: float = 0) -> Job:
+def killed_and_continued(folder: Path, model: Path) -> Job:
     """Killed between a batch reaching the disk and its training, behind the first checkpoint."""
-    job = job_in(folder, model, alpha=alpha)
+    job = job_in(folder, model)
     process = job.start()
     wait_until(job.batch(2).is_file, process)
     process.kill()
@@ -76,10 +76,12 @@ def killed_and_continued(folder: Path, model: Path, *, alpha: float = 0) -> Job:
     return job
 
 
-def test_a_run_on_prompts_that_was_killed_asks_every_row_once_an_epoch_and_keeps_each_grade(
+def test_a_run_on_prompts_asks_every_row_once_an_epoch_and_keeps_each_grade(
     tmp_path: Path, model: Path
 ) -> None:
-    job = killed_and_continued(tmp_path / "killed", model, alpha=1)
+    job = job_in(tmp_path, model, alpha=1)
+    code, output = job.finish()
+    assert code == 0, output
     job.assert_each_step_once(4)
     trained = [t for step in range(4) for t in read_trajectories(job.batch(step))]
     assert len({(t.task.tag, t.turns[0].observation) for t in trained}) == 8

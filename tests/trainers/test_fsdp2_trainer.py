@@ -66,7 +66,7 @@ def make_batches(make_sequences) -> Callable[..., list[TrainBatch]]:
     return make
 
 
-@pytest.mark.parametrize("layout", by_day(["2 ranks", "2 copies on 2 ranks each"], LAYOUTS))
+@pytest.mark.parametrize("layout", by_day(["2 ranks"], LAYOUTS))
 def test_three_steps_are_those_of_the_torch_trainer(
     layout, make_config, make_batches, make_sequences
 ) -> None:

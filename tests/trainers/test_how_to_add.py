@@ -165,7 +165,7 @@ assert set(tokens.tolist()) == {0, 1}, "0.5 * 0.5 ** 2 = 0.125"
 def test_a_sampling_parameter_takes_no_more_files_than_the_page_lists(tmp_path: Path) -> None:
     named = re.findall(r"^\| `envsdk/(\S+\.py)` \|", PAGE, re.MULTILINE)
     assert sorted(named) == sorted(EDITS)
-    shutil.copytree(ROOT / "envsdk", tmp_path / "envsdk", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "envsdk", tmp_path / "envsdk")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     for name, edits in EDITS.items():
         file = tmp_path / "envsdk" / name

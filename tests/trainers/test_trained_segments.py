@@ -17,8 +17,8 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.runs.batches import ModelScores, prepare_batch, segments_of, token_ids
+from envsdk.trainers.policy_trainer import optimizer_steps
 from envsdk.trainers.torch_trainer import TorchTrainer
-from envsdk.trainers.train_rows import optimizer_steps
 from tests.conftest import VOCAB_SIZE
 from tests.envsdk.contracts.trees import Node, planted, trees
 

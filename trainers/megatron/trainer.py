@@ -44,12 +44,11 @@ from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
 from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
 from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
-from envsdk.trainers.objective import TokenOutputs
+from envsdk.trainers.objective import TokenOutputs, TrainRow
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
 from envsdk.trainers.step_metrics import StepMetrics
-from envsdk.trainers.train_rows import TrainRow
 from envsdk.trainers.training_args import TrainingArgs
 
 _Use = Callable[[PackedBatch, TokenOutputs], Tensor]

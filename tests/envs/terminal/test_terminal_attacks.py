@@ -268,7 +268,7 @@ PROGRAMS = {
     "writes_its_reward": f"import os\nos.system('{PAY}')\nprint(1)",
     "outlives_its_run": f"""
 import os, subprocess, sys
-subprocess.Popen(["setsid", "bash", "-c", "while true; do {PAY}; done"], stdout=2, stderr=2)
+subprocess.Popen(["setsid", "bash", "-c", "while true; do {PAY}; sleep 0.05; done"], stdout=2, stderr=2)
 print(1)""",
     "reads_the_verifiers_tests": """
 import glob, statistics, sys

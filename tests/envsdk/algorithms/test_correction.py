@@ -18,10 +18,9 @@ from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.algorithms.losses import PolicyTokens
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.testing.losses import random_tokens, seeds, taken
-from envsdk.trainers.objective import Objective, TokenOutputs
+from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow
 from envsdk.trainers.packing import make_row
 from envsdk.trainers.step_metrics import StepMetrics
-from envsdk.trainers.train_rows import TokenFields, TrainRow
 
 LEVELS = ("token", "segment", "geometric", "sequence")
 levels = st.sampled_from(LEVELS)
@@ -159,7 +158,7 @@ def rows_of(tokens: PolicyTokens) -> list[TrainRow]:
                 ("proximal", tokens.proximal_logprobs),
             )
         }
-        rows.append(TrainRow(row=row, weight=1 / len(tokens.logprobs), fields=TokenFields(**fields)))
+        rows.append(TrainRow(row=row, weight=1 / len(tokens.logprobs), **fields))
     return rows
 
 
@@ -199,7 +198,7 @@ def test_the_objective_multiplies_any_loss_and_keeps_masked_tokens_in_the_denomi
 def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave_the_others_theirs() -> None:
     tokens = random_tokens(13, spread=0.6)
     rows = rows_of(tokens)
-    without = [replace(row, fields=replace(row.fields, proximal=None)) for row in rows]
+    without = [replace(row, proximal=None) for row in rows]
     is_known = tokens.sequence_ids % 2 == 0
     proximal = torch.where(is_known, tokens.proximal_logprobs, tokens.logprobs)
     mixed = [rows[i] if i % 2 == 0 else without[i] for i in range(len(rows))]

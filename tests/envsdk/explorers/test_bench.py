@@ -14,10 +14,10 @@ from envsdk.buffer.contract import PublishedVersion
 from envsdk.config import load_config
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EnvsdkError
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.bench import Bench
 from envsdk.explorers.published import PublishedVersions
 from envsdk.explorers.weights import FetchedVersion
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.tracking import JsonlTracker, read_metrics
 from tests.envsdk.explorers.trainer_stand_in import TrainerStandIn
 from tests.envsdk.view.view_runs import make_trajectory

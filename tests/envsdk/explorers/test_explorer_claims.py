@@ -15,11 +15,11 @@ import sqlalchemy as sa
 from envsdk.buffer.contract import ClaimedGroup, FinishedGroup, LeaseLost, Role
 from envsdk.buffer.tables import batches, members
 from envsdk.config import RunConfig, load_config
+from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers import explorer as explorers
 from envsdk.explorers.explorer import Explorer
 from envsdk.explorers.membership import Membership
 from envsdk.managers.explorer_scheduler import ExplorerReport
-from envsdk.managers.rollout_batch import RolloutBatch
 from tests.envsdk.explorers.trainer_stand_in import FolderReader, TrainerStandIn
 
 

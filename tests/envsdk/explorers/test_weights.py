@@ -22,7 +22,7 @@ from envsdk.contracts.failures import ConfigurationError, EngineError, StorageEr
 from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 from envsdk.explorers import weight_outlets, weights
 from envsdk.explorers.weights import FetchedVersion, VersionPublisher, VersionReader
-from envsdk.runs.trainer_host import TrainerHost
+from envsdk.runs.trainer_group import TrainerHost
 from envsdk.weights import folders
 from envsdk.weights.source import GivenWeights, OutletReport, WeightOutlet
 from envsdk.weights.versions import VersionGone

@@ -12,10 +12,9 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.config import explain, load_config
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.objective import Objective, TokenOutputs
+from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow
 from envsdk.trainers.packing import make_row
 from envsdk.trainers.step_metrics import StepMetrics
-from envsdk.trainers.train_rows import TokenFields, TrainRow
 
 RUN = """\
 exp_name: small
@@ -120,7 +119,7 @@ def test_a_loss_named_by_its_module_learns_under_the_settings_of_the_file(with_o
     current = torch.tensor([-1.5, -1.0, -0.5], requires_grad=True)
     tally = StepMetrics()
     Objective(args)(
-        [TrainRow(row=row, weight=1.0, fields=TokenFields(**fields))],
+        [TrainRow(row=row, weight=1.0, **fields)],
         TokenOutputs(logprobs_N=current, entropy_N=torch.zeros(3)),
         tally,
     ).backward()

@@ -9,9 +9,17 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.failures import Boundary, Failure, TrainerError
 from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TeacherScores
-from envsdk.contracts.trajectory import FinishReason, Outcome, Task, TokenLog, Trajectory, Turn, VersionSpan
+from envsdk.contracts.trajectory import (
+    FinishReason,
+    Outcome,
+    RolloutBatch,
+    Task,
+    TokenLog,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
-from envsdk.managers.rollout_batch import RolloutBatch
 from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
 from tests.envsdk.contracts.trees import Node, planted

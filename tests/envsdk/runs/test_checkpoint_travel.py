@@ -10,9 +10,8 @@ import pytest
 
 from envsdk.base.store.travel import DriverFiles
 from envsdk.contracts.trainer import TrainerConfig, TrainerRank
-from envsdk.runs import trainer_group, trainer_host
-from envsdk.runs.trainer_group import TrainerGroup, TrainerSpec
-from envsdk.runs.trainer_host import TrainerHost
+from envsdk.runs import trainer_group
+from envsdk.runs.trainer_group import TrainerGroup, TrainerHost, TrainerSpec
 
 
 class Machine:
@@ -40,14 +39,14 @@ class Machine:
             return self._node
         if method == "place_to_write" and not self._shares:
             args = (Path("/elsewhere"), *args[1:])
-        trainer_host.cache_folder = lambda: self._cache  # type: ignore[attr-defined]
+        trainer_group.cache_folder = lambda: self._cache  # type: ignore[attr-defined]
         return getattr(self._host, method)(*args)
 
 
 def test_what_ranks_wrote_on_other_machines_is_in_the_drivers_folder_when_save_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_host, "cache_folder", None)
+    monkeypatch.setattr(trainer_group, "cache_folder", None)
     monkeypatch.setattr(trainer_group, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(trainer_group, "check_placement", lambda role, rule: None)
     folder, cache = tmp_path / "step_000004", tmp_path / "cache"

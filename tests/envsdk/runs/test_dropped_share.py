@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.base.display.progress import StepSummary
+from envsdk.contracts.trajectory import RolloutBatch
+from envsdk.managers.batch_files import RolloutTally
 from envsdk.managers.ledger_types import CancelReason, LedgerCounts
-from envsdk.managers.rollout_batch import RolloutBatch, RolloutTally, num_sampled_tokens
 from envsdk.runs.rollout_metrics import LATEST, DroppedTokens
 from tests.envsdk.view.view_runs import make_trajectory
 
@@ -27,7 +28,7 @@ def batch(dropped: Mapping[str, int] | None = None, tags: tuple[str, ...] = TAGS
 def trained_tokens(of: RolloutBatch) -> Counter[str]:
     found: Counter[str] = Counter()
     for trajectory in of.trajectories:
-        found[trajectory.task.tag] += num_sampled_tokens(trajectory)
+        found[trajectory.task.tag] += trajectory.num_sampled_tokens
     return found
 
 

@@ -336,6 +336,7 @@ async def test_the_end_of_the_last_engine_says_how_often_and_why(tmp_path: Path)
         assert group.joined == []
 
 
+@pytest.mark.slow
 async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", deeds={"0": "refuse"}, max_restarts=1) as group:
         os.kill(min(engine_processes()), signal.SIGKILL)
@@ -345,6 +346,7 @@ async def test_an_engine_that_refuses_the_weights_when_it_comes_back_is_lost_aga
             await asyncio.wait_for(group.failed, timeout=60)
 
 
+@pytest.mark.slow  # by day, another one hangs
 async def test_an_engine_that_answers_but_computes_nothing_is_started_again(tmp_path: Path) -> None:
     async with engine_group(tmp_path, "one", strategy=BUSY, stall_s=2.0) as group:
         await group.publish(0)

@@ -11,8 +11,7 @@ import pytest
 from envsdk.base.display.progress import ProgressDisplay
 from envsdk.config import load_config
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
-from envsdk.contracts.trajectory import Outcome, Task, Trajectory
-from envsdk.managers.rollout_batch import RolloutBatch
+from envsdk.contracts.trajectory import Outcome, RolloutBatch, Task, Trajectory
 from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.run_folder import RunFolder
 from envsdk.tracking import JsonlTracker, read_metrics

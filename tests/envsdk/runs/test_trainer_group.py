@@ -88,16 +88,16 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.usefixtures("two_cpus")
 async def test_every_call_goes_to_all_ranks_and_the_first_answers(tmp_path: Path) -> None:
-    async with running(spec(ranks=[0, 1, 2])) as group:
-        assert group.world_size == 3
-        assert len(ranks_alive()) == 3
+    async with running(spec(ranks=[0, 1])) as group:
+        assert group.world_size == 2
+        assert len(ranks_alive()) == 2
         metrics = await group.train_step(BATCH)
         assert (metrics["rank"], metrics["batch"]) == (0, 7)
         (logprobs,) = await group.logprobs([np.zeros(5, np.int32)])
         np.testing.assert_array_equal(logprobs, np.zeros(5))
         np.testing.assert_array_equal((await weights_of(group, tmp_path))["weight"], np.zeros(3))
         await group.save(tmp_path)
-        names = [f"rank_{rank}" for rank in range(3)]
+        names = [f"rank_{rank}" for rank in range(2)]
         assert sorted(path.name for path in (tmp_path / "trainer").iterdir()) == names
         assert sorted(path.name for path in (tmp_path / "model").iterdir()) == names
         await group.load(tmp_path)

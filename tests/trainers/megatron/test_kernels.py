@@ -6,6 +6,7 @@ calls stand for them; the tests marked `gpu` run the real ones.
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
+from tests.by_day import by_day
 from tests.trainers.megatron import cpu_shim
 
 
@@ -163,8 +165,12 @@ CASES: dict[str, list[Layout]] = {
 }
 
 
-@pytest.mark.parametrize("attention", CASES)
-@pytest.mark.parametrize("name", ["qwen2 tied", "qwen3"])
+@pytest.mark.parametrize(
+    ("attention", "name"),
+    by_day(
+        [("transformer_engine", "qwen2 tied"), ("varlen", "qwen3")], product(CASES, ["qwen2 tied", "qwen3"])
+    ),
+)
 def test_logits_and_weights_are_those_of_transformers_with_each_kind_of_layer(
     attention, name, tmp_path
 ) -> None:
