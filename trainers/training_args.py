@@ -54,7 +54,7 @@ class TrainingArgs(StrictSettings):
 
 
 class LoRAArgs(StrictSettings):
-    """`lora` of `torch` and `fsdp2_train`: train a low-rank adapter instead of the model's own weights."""
+    """`lora` of a trainer: train a low-rank adapter instead of the model's own weights."""
 
     rank: int = Field(ge=1)
     """Rank of the two matrices of each adapted one."""

@@ -52,7 +52,7 @@ FAMILIES: dict[str, Callable[[Shape], Any]] = {
     ),
     "glm4": lambda shape: transformers.Glm4Config(**shape),
     "glm4_moe": lambda shape: transformers.Glm4MoeConfig(
-        **shape, **_GLM_MOE, first_k_dense_replace=1, use_qk_norm=True
+        **{**shape, **_GLM_MOE, "n_group": 1}, first_k_dense_replace=1, use_qk_norm=True
     ),
     "glm4_moe_lite": lambda shape: transformers.Glm4MoeLiteConfig(
         **{**shape, "num_key_value_heads": 4}, **_GLM_MOE, **_LATENT

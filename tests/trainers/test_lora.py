@@ -10,12 +10,10 @@ import pytest
 import torch
 import transformers
 
-from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.engines.embedded import EmbeddedEngine
 from envsdk.engines.engine import EngineConfig
-from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 from tests.trainers.engine_replies import agreeing_replies
@@ -159,8 +157,3 @@ def test_a_value_head_learns_beside_the_adapter(model_folder, make_config, make_
 def test_a_setting_that_makes_no_sense_is_refused_and_named(model_folder: Path, make_config, lora, said):
     with pytest.raises(ConfigurationError, match=said):
         TorchTrainer.create(make_config(model=model_folder, strategy_config={"lora": lora}))
-
-
-def test_megatron_refuses_an_adapter_and_names_the_trainer_that_takes_one() -> None:
-    with pytest.raises(ConfigurationError, match="fsdp2_train"):
-        validated(MegatronStrategyConfig, LORA, "strategy_config")

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plays import assert_close, play, play_on
+from plays import assert_close, play, play_on, play_on_megatron
+from ranks import RankError
 
 from envsdk.base.store.trajectories import read_trajectories, write_trajectories
 from envsdk.contracts.failures import ConfigurationError, TrainerError
@@ -17,7 +18,6 @@ from envsdk.contracts.trajectory import TokenLog, Trajectory, VersionSpan
 from envsdk.engines.embedded import EmbeddedEngine
 from envsdk.engines.engine import EngineConfig, GenerationRequest
 from envsdk.engines.sampling import SamplingParams
-from envsdk.trainers.megatron.trainer import MegatronTrainer
 from envsdk.trainers.torch_trainer import TorchTrainer
 from tests.trainers.families import MIXTURES, save_family
 from tests.trajectories import trajectory_with
@@ -160,12 +160,12 @@ async def test_a_sequence_without_recorded_experts_is_told_by_name(recorded, mak
         trainer.train_step(TrainBatch(step=0, sequences=sequences))
 
 
-def test_a_dense_model_and_megatron_are_refused(model_folder, make_config):
+def test_a_dense_model_is_refused(model_folder, make_config):
     config = make_config(model=model_folder, algorithm=REPLAY)
     with pytest.raises(ConfigurationError, match="routing_replay: a qwen3 model has no router"):
         TorchTrainer.create(config)
-    with pytest.raises(ConfigurationError, match="megatron_train does not replay experts"):
-        MegatronTrainer.create(config)
+    with pytest.raises(RankError, match="routing_replay: a qwen3 model has no router"):
+        play_on_megatron(1, config, {}, [])
 
 
 def played_with(experts) -> Trajectory:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.trainers.training_args import LoRAArgs
 
 
 class MegatronStrategyConfig(StrictSettings):
@@ -62,6 +63,9 @@ class MegatronStrategyConfig(StrictSettings):
     overlap_param_gather: bool = False
     """Gather weights that data-parallel ranks have updated while the next forward pass runs. Needs
     `use_distributed_optimizer` and `overlap_grad_reduce`."""
+    lora: LoRAArgs | None = None
+    """Train an adapter alone, as `torch` does: `rank`, and if need be `alpha` and `target_modules`. Experts
+    get none, and Transformer Engine's layers take none."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of one operator on each rank."""
 
@@ -119,7 +123,10 @@ class MegatronStrategyConfig(StrictSettings):
     def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         weights, moments = (FLOAT32, 8) if self.dtype == "float32" else (BFLOAT16, 12)
-        dense, experts = self._parameters(model)
+        frozen, (dense, experts) = 0.0, self._parameters(model)
+        if self.lora is not None:
+            frozen, experts = dense + experts, 0.0
+            dense = model.adapter_parameters(self.lora.rank) / self.pipeline_model_parallel_size
         # Ranks that have the same parameters share the moments, and the main weights of bfloat16.
         if self.use_distributed_optimizer:
             stage = num_ranks // self.pipeline_model_parallel_size
@@ -130,7 +137,8 @@ class MegatronStrategyConfig(StrictSettings):
         tokens = math.ceil(num_tokens / self.context_parallel_size)
         return {
             # Gradients are added up in float32.
-            "weights, gradients, optimizer": (dense + experts) * (weights + FLOAT32)
+            "weights, gradients, optimizer": frozen * weights
+            + (dense + experts) * (weights + FLOAT32)
             + (of_dense + of_experts) * moments,
             # A pipeline keeps as many micro-batches as it has stages, each with the layers of a stage.
             "activations": model.activation_bytes(
@@ -156,16 +164,6 @@ class MegatronStrategyConfig(StrictSettings):
         rest = model.num_parameters - model.num_layer_parameters
         rest = rest if stages == 1 else min(rest, model.vocab_size * model.hidden_size + model.hidden_size)
         return (layers + rest) / self.tensor_model_parallel_size, experts / stages
-
-    @model_validator(mode="before")
-    @classmethod
-    def _trains_whole_models(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "lora" in values:
-            raise ValueError(
-                "lora: Megatron-core has no adapters; take `strategy_name: fsdp2_train`, which trains one on "
-                "any number of ranks"
-            )
-        return values
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> MegatronStrategyConfig:

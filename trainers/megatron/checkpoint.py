@@ -1,4 +1,5 @@
-"""Megatron's state in the checkpoint format of all trainers: full tensors under Hugging Face names.
+"""Megatron's state in the checkpoint format of all trainers: full tensors of what is trained under Hugging
+Face names.
 
     save:  each tensor is gathered from the ranks that shard it, and written by one of them
     load:  each rank reads the tensors it holds a part of, and cuts its part out
@@ -67,7 +68,7 @@ def load(folder: Path, chunks: Sequence[nn.Module], optimizer: ParallelOptimizer
     is_fresh = not steps  # it was saved before the first step
     for kind in get_args(Kind):
         section = _Section(stored, kind, zeros=is_fresh and kind != "weight")
-        hf_weights.load(chunks, section, put=partial(optimizer.put, kind=kind))
+        hf_weights.load(chunks, section, partial(optimizer.put, kind=kind), trained_only=True)
         for name, parameter in head.items():
             optimizer.put(parameter, section[name], kind=kind)
     for name, parameter in head.items():
@@ -106,7 +107,7 @@ class _Section(Mapping[str, Tensor]):
 def _check(stored: StoredCheckpoint, chunks: Sequence[nn.Module]) -> None:
     section = _Section(stored, "weight")
     try:
-        hf_weights.load(chunks, section, put=lambda parameter, values: None)
+        hf_weights.load(chunks, section, lambda parameter, values: None, trained_only=True)
         for name, parameter in _value_head(chunks).items():
             if section[name].shape != parameter.shape:
                 raise ConfigurationError(f"{name} is {list(section[name].shape)}")
@@ -132,7 +133,7 @@ def _whole_tensors(
     of_head = max(all_gather(max((optimizer.num_steps_of(p) for p in in_head), default=0)))
     for kind in get_args(Kind):
         full = partial(optimizer.full_tensor, kind=kind)
-        for name, tensor in hf_weights.export(chunks, vocab_size, full):
+        for name, tensor in hf_weights.export(chunks, vocab_size, full, trained_only=True):
             yield f"{kind}/{name}", tensor
             if kind == "weight":
                 yield f"step/{name}", torch.tensor(float(of_policy))

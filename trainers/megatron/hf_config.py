@@ -15,7 +15,9 @@ from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 
-MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+_EXPERTS = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts", "glm4_moe": "n_routed_experts"}
+"""Fields with the number of experts of a mixture."""
+MODEL_TYPES = ("llama", "qwen2", "qwen3", *_EXPERTS)
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Constants of Megatron's `rope_scaling`; its factor is free."""
 
@@ -38,7 +40,18 @@ def check_supported(hf: Any, strategy: MegatronStrategyConfig) -> None:
 
 def num_experts(hf: Any) -> int | None:
     """Experts of each layer; None for a dense model."""
-    return int(hf.num_experts) if hf.model_type == "qwen3_moe" else None
+    field = _EXPERTS.get(hf.model_type)
+    return int(getattr(hf, field)) if field else None
+
+
+def expert_width(hf: Any) -> str:
+    """The field with the width of an expert."""
+    return "intermediate_size" if hf.model_type == "mixtral" else "moe_intermediate_size"
+
+
+def num_dense_layers(hf: Any) -> int:
+    """Layers without experts that a mixture begins with."""
+    return int(getattr(hf, "first_k_dense_replace", 0))
 
 
 def head_width(hf: Any) -> int:
@@ -51,8 +64,10 @@ def _model_problems(hf: Any) -> Iterator[str]:
     if hf.model_type not in MODEL_TYPES:
         yield f"model_type is {hf.model_type}, not one of {', '.join(MODEL_TYPES)}"
         return
-    wanted = {
-        "attention_bias": False,
+    is_glm = hf.model_type == "glm4_moe"
+    wanted: dict[str, Any] = {
+        **({"n_group": 1, "norm_topk_prob": True} if is_glm else {"attention_bias": False}),
+        **({"sliding_window": None} if hf.model_type == "mixtral" else {}),
         "hidden_act": "silu",
         "mlp_bias": False,
         "mlp_only_layers": [],
@@ -67,14 +82,16 @@ def _model_problems(hf: Any) -> Iterator[str]:
     sliding = {kind for kind in getattr(hf, "layer_types", None) or () if kind != "full_attention"}
     if sliding:
         yield f"layer_types has {', '.join(sorted(sliding))}, and only full_attention is supported"
-    yield from _rope_problems(hf.rope_parameters)
+    if is_glm and hf.num_experts_per_tok == 1:
+        yield "num_experts_per_tok is 1, and only 2 or more are supported"
+    yield from _rope_problems(hf.rope_parameters, is_partial=is_glm)
 
 
-def _rope_problems(rope: dict[str, Any]) -> Iterator[str]:
+def _rope_problems(rope: dict[str, Any], *, is_partial: bool) -> Iterator[str]:
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "llama3"):
         yield f"rope_parameters.rope_type is {kind}, and only default and llama3 are supported"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if rope.get("partial_rotary_factor", 1.0) != 1.0 and not is_partial:
         yield f"rope_parameters.partial_rotary_factor is {rope['partial_rotary_factor']}, not 1.0"
     for name, value in _LLAMA3_ROPE.items() if kind == "llama3" else ():
         if rope.get(name) != value:
@@ -91,16 +108,19 @@ def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]
         ("num_key_value_heads", "tensor_model_parallel_size", tp),
         ("num_hidden_layers", "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size", pieces),
     ]
-    if experts is None:
+    if experts is None or num_dense_layers(hf):
         divisors.append(("intermediate_size", "tensor_model_parallel_size", tp))
+    if experts is None:
         for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
             if (getattr(strategy, name) or 1) > 1:
                 yield f"{name} is {getattr(strategy, name)}, but the model has no experts"
     else:
         divisors += [
-            ("num_experts", "expert_model_parallel_size", strategy.expert_model_parallel_size),
-            ("moe_intermediate_size", "expert_tensor_parallel_size", strategy.expert_tensor_size),
+            (_EXPERTS[hf.model_type], "expert_model_parallel_size", strategy.expert_model_parallel_size),
+            (expert_width(hf), "expert_tensor_parallel_size", strategy.expert_tensor_size),
         ]
+        if hasattr(hf, "n_shared_experts"):
+            divisors.append((expert_width(hf), "tensor_model_parallel_size", tp))
         if tp > 1 and not strategy.sequence_parallel:
             yield "tensor_model_parallel_size over 1 needs sequence_parallel: true in a mixture of experts"
     for field, key, size in divisors:

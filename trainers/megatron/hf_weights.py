@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 from safetensors import SafetensorError, safe_open
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.megatron.device import device
-from envsdk.trainers.megatron.weight_layouts import EMBEDDING, HEAD, Layout, weights_of
+from envsdk.trainers.megatron.weight_layouts import EMBEDDING, HEAD, Layout, name_in, weights_of
 
 
 class FolderWeights(Mapping[str, Tensor]):
@@ -80,14 +81,18 @@ class FolderWeights(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def load(
-    chunks: Sequence[nn.Module], tensors: Mapping[str, Tensor], put: Callable[..., object] = Tensor.copy_
+    chunks: Sequence[nn.Module],
+    tensors: Mapping[str, Tensor],
+    put: Callable[..., object] = Tensor.copy_,
+    *,
+    trained_only: bool = False,
 ) -> None:
     """Fill this rank's pieces of the model; no communication. KeyError or, from a `FolderWeights`,
     ConfigurationError names a weight that is missing; ConfigurationError one of another shape.
 
-    `put(parameter, values)` gets what belongs into each parameter.
+    `put(parameter, values)` gets what belongs into each parameter, or into each that is trained.
     """
-    for held in _held(chunks, with_tied_head=True):
+    for held in _held(chunks, with_tied_head=True, trained_only=trained_only):
         names = held.names
         if names == (HEAD,) and (held.is_tied_head or HEAD not in tensors):
             names = (EMBEDDING,)
@@ -119,9 +124,14 @@ def _of_shape(shard: Tensor, shape: torch.Size) -> Tensor:
 
 @torch.no_grad()
 def export(
-    chunks: Sequence[nn.Module], vocab_size: int, of: Callable[[nn.Parameter], Tensor] = Tensor.detach
+    chunks: Sequence[nn.Module],
+    vocab_size: int,
+    of: Callable[[nn.Parameter], Tensor] = Tensor.detach,
+    *,
+    trained_only: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the model in full, on this rank's device: the same on every rank, in the same order.
+    """Every weight of the model, or that is trained, in full, on this rank's device: the same on every rank,
+    in the same order.
 
     Collective: all ranks go through all of it. Tensors are copies in the model's precision. A tied
     output embedding comes under the input embedding's name alone. `of(parameter)` may stand for another
@@ -130,7 +140,7 @@ def export(
     dtype = None if of is Tensor.detach else torch.float32
     stages = parallel_state.get_pipeline_model_parallel_group()
     experts = parallel_state.get_expert_model_parallel_group()
-    mine = list(_held(chunks, with_tied_head=False))
+    mine = list(_held(chunks, with_tied_head=False, trained_only=trained_only))
     described = _all_gather_objects([_described(held, vocab_size, dtype) for held in mine], stages)
     # In the order of the expert ranks: the same weights, of other experts.
     by_expert_rank = _all_gather_objects(described, experts)
@@ -154,6 +164,36 @@ def export(
                     yield by_expert_rank[rank][stage][index].names[place], expert
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLayer:
+    """A layer of Megatron's that computes with one or several of the model's matrices."""
+
+    module: Any
+    names: list[str]
+    """The model's modules with these matrices."""
+    layout: Layout
+    num_rows: list[int]
+    """This rank's rows of each matrix."""
+
+
+def linear_layers(chunks: Sequence[nn.Module]) -> Iterator[LinearLayer]:
+    """Those in the model's layers, but experts and their routers."""
+    for chunk in chunks:
+        gpt = unwrapped(chunk)
+        for held in _held([chunk], with_tied_head=False):
+            module = gpt.get_submodule(held.megatron_name.rpartition(".")[0])
+            is_linear = isinstance(module, ColumnParallelLinear | RowParallelLinear)
+            if not is_linear or held.is_expert or held.is_vocabulary or held.parameter.ndim < 2:
+                continue
+            ranks = 1 if isinstance(module, RowParallelLinear) else held.group.size()
+            yield LinearLayer(
+                module=module,
+                names=[name.removesuffix(".weight") for name in held.names],
+                layout=held.layout,
+                num_rows=[shape[0] // ranks for shape in _described(held, 0, None).shapes],
+            )
+
+
 def unwrapped(chunk: nn.Module) -> Any:
     """The `GPTModel` inside its wrappers for precision and data parallelism."""
     return get_attr_wrapped_model(chunk, "decoder", return_model_obj=True)
@@ -163,6 +203,7 @@ def unwrapped(chunk: nn.Module) -> Any:
 class _Held:
     """A parameter of which this rank holds a part, or all."""
 
+    megatron_name: str
     names: tuple[str, ...]
     layout: Layout
     parameter: nn.Parameter
@@ -187,7 +228,9 @@ class _Described:
     is_expert: bool
 
 
-def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Held]:
+def _held(
+    chunks: Iterable[nn.Module], *, with_tied_head: bool, trained_only: bool = False
+) -> Iterator[_Held]:
     """This rank's parameters, but those of a value head; a tied head's copy on a last stage if asked for."""
     for chunk in chunks:
         gpt = unwrapped(chunk)
@@ -197,7 +240,7 @@ def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Hel
             local = config.num_moe_experts // config.expert_model_parallel_size
             first_expert = parallel_state.get_expert_model_parallel_rank() * local
         for name, parameter in gpt.named_parameters():
-            if name.startswith("value_head."):
+            if name.startswith("value_head.") or (trained_only and not parameter.requires_grad):
                 continue
             is_tied_head = name == "output_layer.weight" and gpt.share_embeddings_and_output_weights
             if is_tied_head and not with_tied_head:
@@ -213,7 +256,8 @@ def _held(chunks: Iterable[nn.Module], *, with_tied_head: bool) -> Iterator[_Hel
                 else parallel_state.get_tensor_model_parallel_group()
             )
             yield _Held(
-                names=tuple(each.format(*indices) for each in names),
+                megatron_name=name,
+                names=tuple(name_in(gpt.hf_model_type, each.format(*indices)) for each in names),
                 layout=layout,
                 parameter=parameter,
                 group=group,

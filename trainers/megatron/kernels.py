@@ -25,11 +25,11 @@ class Attention(StrEnum):
     """PyTorch's scaled dot-product attention, one call for each length."""
 
 
-def chosen_attention(asked: str, config: TransformerConfig) -> Attention:
+def chosen_attention(asked: str, config: TransformerConfig, *, with_adapter: bool = False) -> Attention:
     """`asked`, or for `auto` the first that can be had. ConfigurationError names what `asked` lacks."""
     if asked == "auto":
-        return next(each for each in Attention if not list(_lacking(each, config)))
-    if lacking := list(_lacking(Attention(asked), config)):
+        return next(each for each in Attention if not list(_lacking(each, config, with_adapter)))
+    if lacking := list(_lacking(Attention(asked), config, with_adapter)):
         raise ConfigurationError(f"attn_implementation: {asked} needs {', '.join(lacking)}")
     return Attention(asked)
 
@@ -52,7 +52,7 @@ def kernels_of(attention: Attention, config: TransformerConfig) -> dict[str, str
     return {"attention": f"sdpa ({kernel})", "layers": "megatron-core"}
 
 
-def _lacking(attention: Attention, config: TransformerConfig) -> Iterator[str]:
+def _lacking(attention: Attention, config: TransformerConfig, with_adapter: bool) -> Iterator[str]:
     if attention is Attention.SDPA:
         return
     if _compute_capability() < (8, 0):
@@ -64,6 +64,8 @@ def _lacking(attention: Attention, config: TransformerConfig) -> Iterator[str]:
             yield "the package transformer-engine"
         if config.num_moe_experts:
             yield "a model without experts"
+        if with_adapter:
+            yield "no lora"
         return
     if config.kv_channels % 8 or config.kv_channels > 256:
         yield "heads of at most 256 channels, a multiple of 8"

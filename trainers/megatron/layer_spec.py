@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
@@ -42,8 +43,19 @@ def block_spec(
     if attention is Attention.TRANSFORMER_ENGINE:
         layer = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
         return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=gpt_layer_specs.TENorm)
+    dense, first = _local_layer(config, None, attention), get_transformer_layer_offset(config, vp_stage)
+    layers = [dense] * count
+    if config.num_moe_experts:
+        mixture = _local_layer(config, config.num_moe_experts, attention)
+        layers = [
+            mixture if has_experts else dense for has_experts in config.moe_layer_freq[first : first + count]
+        ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=Norm)
+
+
+def _local_layer(config: TransformerConfig, num_experts: int | None, attention: Attention) -> Any:
     layer = gpt_layer_specs.get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+        num_experts=num_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
     )
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
@@ -51,7 +63,7 @@ def block_spec(
     inner.core_attention = VarlenAttention if attention is Attention.VARLEN else PackedAttention
     if config.qk_layernorm:
         inner.q_layernorm = inner.k_layernorm = Norm
-    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=Norm)
+    return layer
 
 
 def zigzag(length: int, cp: int) -> Tensor:

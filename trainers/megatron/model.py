@@ -18,7 +18,13 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device
-from envsdk.trainers.megatron.hf_config import check_supported, head_width, num_experts
+from envsdk.trainers.megatron.hf_config import (
+    check_supported,
+    expert_width,
+    head_width,
+    num_dense_layers,
+    num_experts,
+)
 from envsdk.trainers.megatron.kernels import Attention, chosen_attention
 from envsdk.trainers.megatron.layer_spec import block_spec
 from envsdk.trainers.process_group import join_process_group
@@ -60,12 +66,14 @@ def build_model(hf_config: Any, strategy: MegatronStrategyConfig) -> list[nn.Mod
     check_supported(hf_config, strategy)
     leave_out_cudnn()
     config = transformer_config(hf_config, strategy)
-    attention = chosen_attention(strategy.attn_implementation, config)
+    attention = chosen_attention(strategy.attn_implementation, config, with_adapter=strategy.lora is not None)
     virtual_size = strategy.virtual_pipeline_model_parallel_size
     stages = [None] if virtual_size is None else list(range(virtual_size))
     chunks: list[nn.Module] = [_chunk(hf_config, config, stage, attention) for stage in stages]
     if config.bf16:
         chunks = [Float16Module(config, chunk) for chunk in chunks]
+    for chunk in chunks:
+        _fix_expert_biases(chunk)
     return [chunk.to(device()) for chunk in chunks]
 
 
@@ -85,8 +93,8 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
         "gated_linear_unit": True,
         "activation_func": nn.functional.silu,
         "add_bias_linear": False,
-        "add_qkv_bias": hf.model_type == "qwen2",
-        "qk_layernorm": hf.model_type in ("qwen3", "qwen3_moe"),
+        "add_qkv_bias": hf.model_type == "qwen2" or getattr(hf, "attention_bias", False),
+        "qk_layernorm": hf.model_type in ("qwen3", "qwen3_moe") or getattr(hf, "use_qk_norm", False),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
         # Need Apex, or a build of Megatron's extensions, or have not been compared with what they replace.
@@ -125,13 +133,22 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
         vars(moe_utils).setdefault("te_general_gemm", None)
         settings |= {
             "num_moe_experts": experts,
-            "moe_ffn_hidden_size": hf.moe_intermediate_size,
+            "moe_ffn_hidden_size": getattr(hf, expert_width(hf)),
             "moe_router_topk": hf.num_experts_per_tok,
+            "moe_layer_freq": [int(layer >= num_dense_layers(hf)) for layer in range(hf.num_hidden_layers)],
             # A softmax over the chosen experts is one over all of them, normalized again.
-            "moe_router_pre_softmax": not hf.norm_topk_prob,
+            "moe_router_pre_softmax": not getattr(hf, "norm_topk_prob", True),
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp32",
+        }
+    if hf.model_type == "glm4_moe":
+        settings |= {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,
+            "moe_router_topk_scaling_factor": hf.routed_scaling_factor,
+            "moe_shared_expert_intermediate_size": hf.moe_intermediate_size * hf.n_shared_experts,
         }
     return TransformerConfig(**settings)
 
@@ -139,7 +156,7 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
 def _chunk(hf: Any, config: TransformerConfig, vp_stage: int | None, attention: Attention) -> nn.Module:
     tp = config.tensor_model_parallel_size
     rope = hf.rope_parameters
-    model: nn.Module = GPTModel(
+    model: Any = GPTModel(
         config,
         block_spec(config, vp_stage, attention),
         # Each rank has as many columns; the last ones may belong to no token.
@@ -149,9 +166,20 @@ def _chunk(hf: Any, config: TransformerConfig, vp_stage: int | None, attention: 
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         share_embeddings_and_output_weights=hf.tie_word_embeddings,
         position_embedding_type="rope",
+        rotary_percent=rope.get("partial_rotary_factor", 1.0),
         rotary_base=rope["rope_theta"],
         rope_scaling=rope.get("rope_type") == "llama3",
         rope_scaling_factor=rope.get("factor", 1.0),
         vp_stage=vp_stage,
     )
-    return model
+    model.hf_model_type = hf.model_type
+    return model  # type: ignore[no-any-return]
+
+
+def _fix_expert_biases(chunk: nn.Module) -> None:
+    """Make biases of routers, which are chosen by and not trained, float32 weights like others."""
+    for module in list(chunk.modules()):
+        bias = getattr(module, "expert_bias", None)
+        if bias is not None:
+            del module.expert_bias
+            module.expert_bias = nn.Parameter(bias.float(), requires_grad=False)

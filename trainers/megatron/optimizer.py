@@ -179,7 +179,8 @@ class ParallelOptimizer:
     def snapshot(self) -> Callable[[], None]:
         """Copy weights and moments; the result puts the copy back."""
         self.finish_param_gather()
-        live = [parameter.detach() for chunk in self._chunks for parameter in chunk.parameters()]
+        parameters = (parameter for chunk in self._chunks for parameter in chunk.parameters())
+        live = [parameter.detach() for parameter in parameters if parameter.requires_grad]
         for parameter, part in self._parts.items():
             live += part.state.values()
             if parameter.dtype != torch.float32:  # else the part is a view of the parameter

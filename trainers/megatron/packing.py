@@ -5,7 +5,8 @@
 Only what pipeline, context and sequence parallelism ask for is padded. Every rank knows all rows and makes
 all plans, so that data-parallel ranks go through the model equally often without asking each other.
 
-Shapes: T inputs of a micro-batch that this rank holds, S of them scored, N scored tokens of all ranks.
+Shapes: T inputs of a micro-batch that this rank holds, S of them scored, N scored tokens of all ranks, R
+routers, K experts of a token.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class PackedBatch:
     """Which of the N scored tokens, row by row, they are."""
     support_S: Support | None
     """Tokens that could be drawn in the places of `targets_S`."""
+    experts_TRK: NDArray[np.int16] | None
+    """Experts to be chosen; -1 leaves it to the router. None where no row has any."""
     num_scored: int
     """N"""
     num_real_tokens: int
@@ -160,9 +163,27 @@ def _packed(
         targets_S=_joined(targets),
         places_S=_joined(places),
         support_S=Support.joined(supports, list(map(len, targets))),
+        experts_TRK=_experts(rows, members, [*lengths, filler], layout),
         num_scored=num_scored,
         num_real_tokens=sum(len(rows[index].input_ids) for index in members),
     )
+
+
+def _experts(
+    rows: Sequence[Row], members: list[int], lengths: list[int], layout: PackingLayout
+) -> NDArray[np.int16] | None:
+    given = [rows[index].experts for index in members]
+    shape = next((experts.shape[1:] for experts in given if experts is not None), None)
+    if shape is None:
+        return None
+    parts: list[NDArray[np.int16]] = []
+    for experts, length in zip([*given, None], lengths, strict=True):
+        padded = np.full((length, *shape), -1, np.int16)
+        if experts is not None:
+            padded[: len(experts)] = experts
+        if length:
+            parts.append(padded[held_positions(length, layout.context_rank, layout.context_size)])
+    return np.concatenate(parts)
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -33,7 +33,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.collectives import all_gather, on_first_rank
-from envsdk.trainers.megatron import checkpoint, hf_weights
+from envsdk.trainers.megatron import checkpoint, expert_choice, hf_weights, lora
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.megatron.device import device, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
@@ -76,10 +76,16 @@ class MegatronTrainer(PolicyTrainer):
     ) -> None:
         super().__init__(config, algorithm)
         self.training = training
-        self._hf_config = hf_config
+        self._hf_config, self._lora = hf_config, strategy.lora
         self._is_last_stage = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         self._models = [hf_weights.unwrapped(chunk) for chunk in chunks]
-        self._attention = chosen_attention(strategy.attn_implementation, self._models[0].config)
+        self._attention = chosen_attention(
+            strategy.attn_implementation, self._models[0].config, with_adapter=self.has_adapter
+        )
+        self._replays = algorithm.train_infer_correction.routing_replay
+        if self._replays:
+            for model in self._models:
+                expert_choice.replay_routing(model, hf_config.model_type)
         if self._is_last_stage:
             if config.with_value_head:
                 add_value_head(self._models[-1], hf_config.hidden_size, device())
@@ -104,16 +110,13 @@ class MegatronTrainer(PolicyTrainer):
     @classmethod
     def create(cls, config: TrainerConfig) -> Self:
         algorithm, training, strategy = validated_settings(config, MegatronStrategyConfig)
-        if algorithm.train_infer_correction.routing_replay:
-            raise ConfigurationError(
-                "train_infer_correction.routing_replay: strategy megatron_train does not replay experts; "
-                "take fsdp2_train or torch, or leave it out"
-            )
         cls.check_device()
         hf_config = read_config(config.model)
         initialize_parallelism(strategy, config.rank, config.seed)
         chunks = build_model(hf_config, strategy)
         hf_weights.load(chunks, hf_weights.FolderWeights(config.model))
+        if strategy.lora is not None:
+            lora.adapt(chunks, strategy.lora, seed=config.seed)
         made = cls(
             chunks, hf_config, config=config, algorithm=algorithm, training=training, strategy=strategy
         )
@@ -141,7 +144,7 @@ class MegatronTrainer(PolicyTrainer):
         """Each parameter once, float32, as `save_pretrained` would store it; not the value head.
 
         Collective: every rank goes through all of it. A tied output embedding comes under the input
-        embedding's name alone.
+        embedding's name alone. An adapter is merged in.
         """
         for name, tensor in self.device_weights():
             yield name, tensor.to("cpu", copy=True).numpy()
@@ -154,8 +157,23 @@ class MegatronTrainer(PolicyTrainer):
         """Collective, as `weights`."""
         with self.memory.holding(Held.WEIGHTS):
             self._optimizer.finish_param_gather()
-            for name, tensor in hf_weights.export(self._chunks, self.vocab_size):
+            weights = hf_weights.export(self._chunks, self.vocab_size)
+            if self._lora is not None:
+                weights = lora.merged(self._chunks, self._lora, weights)
+            for name, tensor in weights:
                 yield name, tensor.float()
+
+    @property
+    def has_adapter(self) -> bool:
+        return self._lora is not None
+
+    def adapter(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Collective, as `weights`."""
+        assert self._lora is not None, "asked of a trainer that trains one"
+        with self.memory.holding(Held.WEIGHTS):
+            self._optimizer.finish_param_gather()
+            for name, half in lora.adapter_of(self._chunks, self._lora):
+                yield name, half.cpu().numpy()
 
     def hold(self, held: Held) -> None:
         self.memory.hold(held)
@@ -189,7 +207,9 @@ class MegatronTrainer(PolicyTrainer):
                 model = AutoModelForCausalLM.from_config(
                     self._hf_config, dtype=torch.float32, trust_remote_code=False
                 )
-            dtype = str(self._models[0].config.params_dtype).removeprefix("torch.")
+            # Rounding to bfloat16 is not harmless to a merged adapter.
+            own = str(self._models[0].config.params_dtype).removeprefix("torch.")
+            dtype = "float32" if self.has_adapter else own
             write_pretrained(folder, model=model, state=state, source=self.config.model, dtype=dtype)
 
         on_first_rank(write)
@@ -250,10 +270,27 @@ class MegatronTrainer(PolicyTrainer):
         batches = pack_rows(rows, self.training.max_tokens_per_microbatch, self._layout)
         if not batches:
             return
+        if self._replays:
+            for model in self._models:
+                expert_choice.forget(model)
 
         def forward_step(iterator: Iterator[PackedBatch], chunk: Any) -> tuple[Tensor, Any]:
+            """Logits `[1, S, V]` on the last stage, hidden states before it; and the loss of them, in the
+            form in which the schedules want it: itself, a number of tokens, anything."""
             micro = next(iterator)
-            return self._forward(chunk, micro), lambda logits: self._loss(micro, logits, use)
+            if self._is_last_stage:
+                self._head.ask(_on_device(micro.scored_S))
+            if self._replays:
+                expert_choice.choose(hf_weights.unwrapped(chunk), micro.experts_TRK)
+            inputs = (_on_device(each)[None] for each in (micro.input_ids_T, micro.positions_T))
+            output: Tensor = chunk(*inputs, None, packed_seq_params=_packed(micro))
+
+            def loss(logits_1SV: Tensor) -> tuple[Tensor, Tensor, None]:
+                outputs = self._outputs(micro, logits_1SV[0])
+                found = use(micro, outputs) if micro.rows else _nothing(outputs)
+                return found, torch.zeros((), dtype=torch.int, device=found.device), None
+
+            return output, loss
 
         iterators = [iter(batches) for _ in self._chunks]
         get_forward_backward_func()(
@@ -265,33 +302,6 @@ class MegatronTrainer(PolicyTrainer):
             micro_batch_size=1,
             forward_only=forward_only,
         )
-
-    def _forward(self, chunk: Any, micro: PackedBatch) -> Tensor:
-        """Logits `[1, S, V]` on the last stage, hidden states before it."""
-        if self._is_last_stage:
-            self._head.ask(_on_device(micro.scored_S))
-        ends = _on_device(np.cumsum([0, *micro.lengths]).astype(np.int32))
-        longest = max(micro.lengths)
-        packed = PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=ends,
-            cu_seqlens_kv=ends,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-        )
-        output: Tensor = chunk(
-            _on_device(micro.input_ids_T)[None],
-            _on_device(micro.positions_T)[None],
-            None,
-            packed_seq_params=packed,
-        )
-        return output
-
-    def _loss(self, micro: PackedBatch, logits_1SV: Tensor, use: _Use) -> tuple[Tensor, Tensor, None]:
-        """In the form in which the schedules want it: loss, a number of tokens, anything."""
-        outputs = self._outputs(micro, logits_1SV[0])
-        loss = use(micro, outputs) if micro.rows else _nothing(outputs)
-        return loss, torch.zeros((), dtype=torch.int, device=loss.device), None
 
     def _outputs(self, micro: PackedBatch, logits_SV: Tensor) -> TokenOutputs:
         logprobs_S, entropy_S = vocab_parallel_logprobs_and_entropy(
@@ -318,6 +328,18 @@ class MegatronTrainer(PolicyTrainer):
             entropy_N=parts_KN[1],
             values_N=None if values_S is None else parts_KN[2],
         )
+
+
+def _packed(micro: PackedBatch) -> PackedSeqParams:
+    ends = _on_device(np.cumsum([0, *micro.lengths]).astype(np.int32))
+    longest = max(micro.lengths)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=ends,
+        cu_seqlens_kv=ends,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+    )
 
 
 def _nothing(outputs: TokenOutputs) -> Tensor:

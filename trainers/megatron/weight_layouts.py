@@ -61,7 +61,8 @@ class _QueryKeyValue(_Rows):
     """Per group of queries that share a key: its queries, the key, the value."""
 
     def join_parts(self, config: TransformerConfig, parts: list[Tensor]) -> Tensor:
-        groups = [part.reshape(config.num_query_groups, -1, *part.shape[1:]) for part in parts]
+        num_groups = len(parts[1]) // config.kv_channels  # also those of one rank
+        groups = [part.reshape(num_groups, -1, *part.shape[1:]) for part in parts]
         return torch.cat(groups, 1).flatten(0, 1)
 
     def part(self, config: TransformerConfig, whole: Tensor) -> list[Tensor]:
@@ -123,6 +124,17 @@ _RULES: list[tuple[re.Pattern[str], tuple[str, ...], Layout]] = [
     ),
     (_layer(r"mlp\.linear_fc2\.weight"), (_L + "mlp.down_proj.weight",), _Columns()),
     (_layer(r"mlp\.router\.weight"), (_L + "mlp.gate.weight",), Layout()),
+    (_layer(r"mlp\.router\.expert_bias"), (_L + "mlp.gate.e_score_correction_bias",), Layout()),
+    (
+        _layer(r"mlp\.shared_experts\.linear_fc1\.weight"),
+        (_L + "mlp.shared_experts.gate_proj.weight", _L + "mlp.shared_experts.up_proj.weight"),
+        _GateUp(),
+    ),
+    (
+        _layer(r"mlp\.shared_experts\.linear_fc2\.weight"),
+        (_L + "mlp.shared_experts.down_proj.weight",),
+        _Columns(),
+    ),
     (
         _layer(_LOCAL_EXPERT + r"linear_fc1\.weight"),
         (_E + "gate_proj.weight", _E + "up_proj.weight"),
@@ -133,11 +145,30 @@ _RULES: list[tuple[re.Pattern[str], tuple[str, ...], Layout]] = [
 """Megatron's name, the Hugging Face names ({0} the layer, {1} the expert), and the layout."""
 
 
+_OTHER_NAMES: dict[str, dict[str, str]] = {
+    "mixtral": {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+}
+"""What a model type calls parts of these names."""
+
+
+def name_in(model_type: str, name: str) -> str:
+    """The name of a weight in folders of a model type."""
+    others = _OTHER_NAMES.get(model_type, {})
+    return ".".join(others.get(part, part) for part in name.split("."))
+
+
 def weights_of(name: str) -> tuple[tuple[str, ...], Layout, list[int]]:
     """Hugging Face names, with a place for each index; the layout; the indices of layer and expert in `name`.
 
-    KeyError for a parameter that no rule knows.
+    An adapter's are PEFT's. KeyError for a parameter that no rule knows.
     """
+    linear, is_adapter, half = name.partition(".lora.")
+    if is_adapter:
+        names, layout, indices = weights_of(f"{linear}.weight")
+        adapted = names[int(half[1:])].removesuffix("weight")
+        is_sharded = isinstance(layout, _Columns) == half.startswith("A")
+        own = (_Columns() if half.startswith("A") else _Rows()) if is_sharded else Layout()
+        return (f"{adapted}lora_{half[0]}.default.weight",), own, indices
     for pattern, names, kind in _RULES:
         if found := pattern.fullmatch(name):
             return names, kind, [int(index) for index in found.groups()]

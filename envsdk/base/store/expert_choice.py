@@ -76,7 +76,10 @@ class _Met(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, Tensor.topk) or args[0].shape[-1] != self._num_experts:
+        # Routers with groups of experts also take the largest of each group, which may be one.
+        if func not in (torch.topk, Tensor.topk) or args[0].ndim != 2:
+            return found
+        if args[0].shape[-1] != self._num_experts:
             return found
         self.chosen_NK = chosen_NK = found.indices
         if self._replayed_NK is None:

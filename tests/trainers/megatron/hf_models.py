@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -60,7 +64,26 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         Qwen3MoeForCausalLM,
         {"norm_topk_prob": False, "tie_word_embeddings": True, **_EXPERTS},
     ),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        Glm4MoeForCausalLM,
+        {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "head_dim": 8,
+        },
+    ),
 }
+
+
+def is_mixture(name: str) -> bool:
+    return "moe" in name or name == "mixtral"
 
 
 def make_model(name: str, **changes: Any) -> Any:
@@ -72,6 +95,9 @@ def make_model(name: str, **changes: Any) -> Any:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.2 * torch.randn_like(buffer)
     return model.float().eval()
 
 

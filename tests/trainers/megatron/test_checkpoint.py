@@ -44,6 +44,7 @@ LAYOUTS = {
     "whole optimizers to distributed": ("llama", (2, {"use_distributed_optimizer": False}), (2, {})),
     "EP to one rank": ("qwen3_moe", (2, EP), (1, {})),
     "DP to EP": ("qwen3_moe tied", (2, {}), (2, EP)),
+    "PP to EP": ("glm4_moe", (2, PP), (2, EP)),
     "TP of 2 to TP and PP": ("qwen3", (2, TP), (4, {**TP, **PP})),
 }
 
@@ -176,8 +177,14 @@ def test_a_damaged_missing_or_foreign_checkpoint_is_refused_by_name_and_changes_
 @pytest.mark.parametrize(
     ("name", "strategy"),
     by_day(
-        [("qwen3_moe", EP)],
-        [("qwen3 tied", {**TP, "sequence_parallel": True}), ("qwen2", PP), ("qwen3_moe", EP)],
+        [("mixtral", EP)],
+        [
+            ("qwen3 tied", {**TP, "sequence_parallel": True}),
+            ("qwen2", PP),
+            ("qwen3_moe", EP),
+            ("mixtral", EP),
+            ("glm4_moe", PP),
+        ],
     ),
 )
 def test_the_torch_trainer_loads_the_hugging_face_folder_and_finds_the_weights(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hf_models import LLAMA3_ROPE, MODELS, make_model, write_model
+from hf_models import LLAMA3_ROPE, MODELS, is_mixture, make_model, write_model
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -57,7 +57,7 @@ def _written_and_read(rank: TrainerRank, folder: Path, strategy_config: dict[str
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", by_day(["qwen3_moe"], ["qwen2 tied", "qwen3_moe"]))
+@pytest.mark.parametrize("name", by_day(["qwen3_moe"], ["qwen2 tied", "qwen3_moe", "mixtral", "glm4_moe"]))
 def test_a_written_folder_is_the_same_model_to_transformers(name, tmp_path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -66,7 +66,7 @@ def test_a_written_folder_is_the_same_model_to_transformers(name, tmp_path) -> N
     model.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
     assert (tmp_path / "sharded" / "model.safetensors.index.json").is_file()
     strategy: dict[str, Any] = {"pipeline_model_parallel_size": 2}
-    if name == "qwen3_moe":
+    if is_mixture(name):
         strategy = {"expert_model_parallel_size": 2}
     out = tmp_path / "out"
     out.mkdir()
@@ -115,6 +115,9 @@ def test_every_family_is_supported(name) -> None:
         ("llama", {"mlp_bias": True}, "mlp_bias is True"),
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers is [0]"),
+        ("mixtral", {"sliding_window": 64}, "sliding_window is 64"),
+        ("glm4_moe", {"n_group": 2}, "n_group is 2"),
+        ("glm4_moe", {"num_experts_per_tok": 1}, "num_experts_per_tok is 1"),
         (
             "qwen3",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
@@ -147,8 +150,17 @@ def test_another_model_type_is_refused() -> None:
         ("qwen3", {"tensor_model_parallel_size": 8}, "does not divide the model's num_key_value_heads of 4"),
         ("qwen3", {"pipeline_model_parallel_size": 3}, "does not divide the model's num_hidden_layers of 4"),
         ("qwen3", {"expert_model_parallel_size": 2}, "the model has no experts"),
-        ("qwen3_moe", {"expert_model_parallel_size": 3}, "does not divide the model's num_experts of 4"),
+        (
+            "qwen3_moe",
+            {"expert_model_parallel_size": 3},
+            "does not divide the model's num_experts of 4",
+        ),
         ("qwen3_moe", {"tensor_model_parallel_size": 2}, "needs sequence_parallel: true"),
+        (
+            "mixtral",
+            {"expert_tensor_parallel_size": 5},
+            "does not divide the model's intermediate_size of 48",
+        ),
     ],
 )
 def test_layouts_that_do_not_fit_the_model_are_refused(name, strategy, said) -> None:

@@ -15,13 +15,22 @@ from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
 from tests.by_day import by_day
 
 APART = "tests.trainers.megatron.cpu_trainer:MegatronApart"
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "DP": (2, {}),
-    "DP in bfloat16": (2, {"dtype": "bfloat16"}),
-    "DP, overlapped": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
-    "DP, whole optimizers": (2, {"use_distributed_optimizer": False}),
-    "TP": (2, {"tensor_model_parallel_size": 2}),
-    "PP": (2, {"pipeline_model_parallel_size": 2}),
+TP, PP, EP = ({f"{kind}_model_parallel_size": 2} for kind in ("tensor", "pipeline", "expert"))
+HALF = {"dtype": "bfloat16"}
+WHOLE = {"use_distributed_optimizer": False}
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DP": ("qwen3 tied", {}),
+    "DP in bfloat16": ("qwen3 tied", HALF),
+    "DP, overlapped": ("qwen3 tied", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+    "DP, whole optimizers": ("qwen3 tied", WHOLE),
+    "DP, whole optimizers in bfloat16": ("qwen3", {**HALF, **WHOLE}),
+    "TP": ("qwen3 tied", TP),
+    "TP with SP in bfloat16": ("qwen3 tied", {**TP, **HALF, "sequence_parallel": True}),
+    "PP": ("qwen3 tied", PP),
+    "PP, whole optimizers in bfloat16": ("qwen3 tied", {**PP, **HALF, **WHOLE}),
+    "EP": ("qwen3_moe", EP),
+    "EP in bfloat16": ("glm4_moe", {**EP, **HALF}),
+    "LoRA, PP": ("qwen3 tied", {**PP, "lora": {"rank": 4}}),
 }
 
 
@@ -29,8 +38,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 def test_what_goes_away_comes_back_bit_for_bit(
     layout: str, tmp_path: Path, make_sequences: Callable[..., list[TrainSequence]]
 ) -> None:
-    world_size, strategy = LAYOUTS[layout]
-    write_model(tmp_path / "model", "qwen3 tied")
+    name, strategy = LAYOUTS[layout]
+    write_model(tmp_path / "model", name)
     config = TrainerConfig(
         model=tmp_path / "model",
         sequence_length=256,
@@ -51,8 +60,8 @@ def test_what_goes_away_comes_back_bit_for_bit(
     for folder in folders:
         folder.mkdir()
     ends = [[("hold", Held.NOTHING), ("save", folders[1])], [("save", folders[0])]]
-    found = play_on(APART, world_size, config, in_turns + ends[0])
-    expected = play_on(MEGATRON_ON_CPU, world_size, config, calls + ends[1])
+    found = play_on(APART, 2, config, in_turns + ends[0])
+    expected = play_on(MEGATRON_ON_CPU, 2, config, calls + ends[1])
     assert_close(found[4 : len(in_turns) : 5], expected[: len(calls)], tolerance=0.0)
     plain, apart = (sorted(folder.glob("*.safetensors")) for folder in folders)
     assert [file.name for file in plain] == [file.name for file in apart]

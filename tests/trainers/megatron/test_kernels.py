@@ -72,6 +72,8 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused_with_all_that_it_lacks(k
         with pytest.raises(ConfigurationError, match=f"attn_implementation: {asked} needs {lacking}"):
             kernels.chosen_attention(asked, float32)
     assert kernels.chosen_attention("sdpa", float32) is kernels.Attention.SDPA
+    with pytest.raises(ConfigurationError, match=r"transformer_engine needs .*, no lora"):
+        kernels.chosen_attention("transformer_engine", config(), with_adapter=True)
 
 
 def test_the_trainer_says_which_it_took(kernels) -> None:
@@ -148,7 +150,7 @@ def _with_stand_ins(rank: TrainerRank, attention: str, folder: Path, cases: list
     stand_ins: Any = gpt_layer_specs
     stand_ins.TESpecProvider, stand_ins.TENorm = Backend, layer_spec.Norm
     layer_spec.varlen_attn = sequence_by_sequence
-    model.chosen_attention = lambda asked, config: model.Attention(attention)
+    model.chosen_attention = lambda asked, config, **_: model.Attention(attention)
     return check_layouts(rank, folder, cases)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import MODELS, VOCAB_SIZE, write_logits, write_model
+from hf_models import MODELS, VOCAB_SIZE, is_mixture, write_logits, write_model
 from ranks import need_gpus, run_ranks, run_ranks_on_gpus
 from safetensors.torch import load_file
 
@@ -172,7 +172,7 @@ PARTS = 7
 @pytest.mark.parametrize(
     ("name", "part"),
     by_day(
-        [("qwen2 tied", 1), ("qwen3_moe", 0)],
+        [("qwen2 tied", 1), ("qwen3_moe", 0), ("mixtral", 0), ("glm4_moe", 0)],
         [(name, part) for name in MODELS for part in range(PARTS if name in EVERYWHERE else 1)],
     ),
 )
@@ -180,7 +180,7 @@ def test_logits_and_weights_are_those_of_transformers_under_every_layout_of_four
     name, part, tmp_path
 ) -> None:
     write_logits(tmp_path, write_model(tmp_path, name), SEQUENCES)
-    cases = list(layouts(4, has_experts="moe" in name))
+    cases = list(layouts(4, has_experts=is_mixture(name)))
     if name in EVERYWHERE:
         cases = cases[part::PARTS]
     else:
@@ -204,10 +204,10 @@ def test_in_bfloat16_weights_are_rounded_once_and_logits_are_near(tmp_path) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", [*EVERYWHERE, "mixtral", "glm4_moe"])
 def test_logits_and_weights_are_those_of_transformers_on_gpus(name, tmp_path) -> None:
     num_gpus = need_gpus()
     num_ranks = max(size for size in (1, 2, 4) if size <= num_gpus)
     write_logits(tmp_path, write_model(tmp_path, name), SEQUENCES)
-    cases = list(layouts(num_ranks, has_experts="moe" in name))
+    cases = list(layouts(num_ranks, has_experts=is_mixture(name)))
     assert run_ranks_on_gpus(num_ranks, check_layouts, tmp_path, cases) == [len(cases)] * num_ranks

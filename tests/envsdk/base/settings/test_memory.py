@@ -175,8 +175,9 @@ def test_ranks_that_shard_take_an_equal_part() -> None:
     assert FSDP2StrategyConfig().training_memory(LARGE, num_ranks=8, num_tokens=1)[state] == one / 8
     pairs = FSDP2StrategyConfig(shard_size=2)
     assert pairs.training_memory(LARGE, num_ranks=8, num_tokens=1)[state] == one / 2
-    adapter = TorchStrategyConfig.model_validate({"lora": {"rank": 8}})
-    assert adapter.training_memory(LARGE, num_ranks=1, num_tokens=1)[state] == 4 * LARGE.num_parameters
+    for kind in (TorchStrategyConfig, MegatronStrategyConfig):
+        adapter = kind.model_validate({"lora": {"rank": 8}})
+        assert adapter.training_memory(LARGE, num_ranks=1, num_tokens=1)[state] == 4 * LARGE.num_parameters
 
 
 def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
