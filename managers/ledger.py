@@ -284,6 +284,11 @@ class RolloutLedger(Ledger):
         """How many batches generation may run ahead now."""
         return self._tasks.alpha
 
+    @property
+    def sampler_metrics(self) -> Mapping[str, float]:
+        """What the task sampler shows after the batch that was taken."""
+        return self._tasks.sampler.metrics()
+
     def state(self) -> LedgerState:
         """For a checkpoint: a ledger made from it continues without playing a delivered task again."""
         ends = {str(end): count for end, count in self.groups.ends.items()}

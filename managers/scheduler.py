@@ -329,7 +329,7 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         state = self._with_prefixes(shell.ledger.state(), taken.groups)
         depth = None if self._depth is None else self._depth.alpha
         batch = self.episodes.batch(taken.version, taken.groups, shell.ledger.counts, depth)
-        batch = replace(batch, workers=self.workforce.pool.counts)
+        batch = replace(batch, workers=self.workforce.pool.counts, sampling=self._sampling_metrics())
         shell.execute(commands)
         self._set_depth(asked_at, shell.now(), had_idle_slot=had_idle_slot)
         self.workforce.restarts.reset()
@@ -352,6 +352,11 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         self._over.clear()
         prefixes.drop([group.group_id for group in state.unfinished])
         return replace(state, prefixes=prefixes.state())
+
+    def _sampling_metrics(self) -> dict[str, float]:
+        metrics = {f"task_sampler/{name}": v for name, v in self.shell.ledger.sampler_metrics.items()}
+        levels = {} if self._prefixes is None else self._prefixes.levels
+        return metrics | {f"prefix/level/{tag}": level for tag, level in levels.items()}
 
     def rejected(self, ready: GroupReady) -> None:
         if self._prefixes is not None:

@@ -106,13 +106,6 @@ class TaskChoice:
             self._end(group_id, played[group_id])
         self._save()
 
-    def _end_those_that_the_buffer_dropped(self) -> None:
-        if self._open:
-            plays = groups.c.state.in_([GroupState.OPEN, GroupState.LEASED])
-            query = sa.select(groups.c.id).where(groups.c.id.in_(self._open), plays)
-            for group_id in sorted(self._open.keys() - {*self._tx.execute(query).scalars()}):
-                self._end(group_id, None)
-
     def _end(self, group_id: int, played: PlayedGroup | None) -> None:
         task = self._open.pop(group_id)
         self._sampler.observe(played or PlayedGroup(task=task, successes=(), rewards=()))

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.base.settings.validation import problems_in
 from envsdk.base.store.hub import hub_folder, is_model_name
@@ -274,7 +275,7 @@ def _validate(
 ) -> tuple[RunConfig, Sequence[str]]:
     """The typed configuration, and notes on what this machine lacks where it is only explained; problems of
     the types and, where that is possible, of the checks together."""
-    problems = list(_unprintable(data))
+    problems = [*_unprintable(data), *_unknown_tags(data, reading)]
     if problems:
         raise ConfigurationError(describe(problems, source=source, origin=reading.origin))
     config: RunConfig | None = None
@@ -322,6 +323,18 @@ def _unprintable(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
             yield from _unprintable(below, (*path, index))
     elif isinstance(value, str) and "\0" in value:
         yield Problem(path, "holds the character NUL, which ends a text wherever it is used; leave it out")
+
+
+def _unknown_tags(data: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:
+    """Tags that are there only because an override sets one of their keys."""
+    tags = data.get("custom_envs")
+    if not isinstance(tags, Mapping):
+        return
+    known = [tag for tag, section in tags.items() if isinstance(section, Mapping) and "env_type" in section]
+    for tag in tags.keys() - known:
+        if isinstance(tags[tag], Mapping) and reading.written_at(("custom_envs", tag)) == OVERRIDE:
+            hint = suggest(tag, known, known="tags")
+            yield Problem(("custom_envs", tag), f"no such tag, and no env_type for a new one; {hint}")
 
 
 def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _routing_replay, _teachers, _memory)
+        checks += (_download, _routing_replay, _other_models, _memory)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -74,19 +74,26 @@ def _routing_replay(config: RunConfig) -> Iterator[Problem]:
         yield Problem(path, f"the policy is dense ({family}): leave this out")
 
 
-def _teachers(config: RunConfig) -> Iterator[Problem]:
-    for name, teacher in config.teachers.items():
-        path = Path(teacher.pretrain).expanduser()
-        if is_named_model(teacher.pretrain) or newest_model(path) is not None:
-            continue
-        key: KeyPath = ("teachers", name, "pretrain")
-        absolute = path.absolute()
-        if any(absolute.is_relative_to(runs.expanduser().absolute()) for runs in (_RUNS, config.output_dir)):
-            yield Problem(key, f"there is no run or checkpoint {path} with a model: train the teacher first")
-        elif path.exists():
-            yield Problem(key, f"{path} holds no config.json: it is no model, no checkpoint and no run")
-        elif not is_hub_name(teacher.pretrain):
-            yield Problem(key, f"there is no folder {path}; give a model's, a checkpoint's or a run's")
+def _other_models(config: RunConfig) -> Iterator[Problem]:
+    """Of teachers and opponents."""
+    for section, models in (("teachers", config.teachers), ("opponents", config.opponents)):
+        for name, model in models.items():
+            if model.pretrain is not None and (problem := _other_model_problem(config, model.pretrain)):
+                yield Problem((section, name, "pretrain"), problem)
+
+
+def _other_model_problem(config: RunConfig, pretrain: str) -> str:
+    path = Path(pretrain).expanduser()
+    if is_named_model(pretrain) or newest_model(path) is not None:
+        return ""
+    absolute = path.absolute()
+    if any(absolute.is_relative_to(runs.expanduser().absolute()) for runs in (_RUNS, config.output_dir)):
+        return f"there is no run or checkpoint {path} with a model: train it first"
+    if path.exists():
+        return f"{path} holds no config.json: it is no model, no checkpoint and no run"
+    if is_hub_name(pretrain):
+        return ""
+    return f"there is no folder {path}; give a model's, a checkpoint's or a run's"
 
 
 def _coming(name: str) -> str:

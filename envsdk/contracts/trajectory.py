@@ -424,6 +424,8 @@ class RolloutBatch:
     """Where their number changes: `playing` now, `added` and `retired` since the start of the process."""
     depth: float | None = None
     """Batches that generation might run ahead, where the run finds that by itself."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the run's task sampler and prefixes, as of the end of this batch."""
 
     @property
     def trajectories(self) -> list[Trajectory]:

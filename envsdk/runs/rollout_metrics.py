@@ -92,6 +92,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
         metrics["prefix/success"] = _mean(trajectory.success for trajectory in replayed)
     if batch.depth is not None:
         metrics["rollout/depth"] = batch.depth
+    metrics |= batch.sampling
     metrics |= _turn_metrics(played)
     metrics |= {f"ledger/{name}": float(count) for name, count in batch.ledger_counts.items()}
     metrics |= {f"filter/{name}": float(count) for name, count in batch.filtered.items()}

@@ -158,7 +158,7 @@ def test_explaining_says_what_the_settings_of_a_run_need_and_is_not_installed(
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
 def test_an_interrupt_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert raising(error)() == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("forwarded", [False, True])
@@ -170,7 +170,7 @@ def test_a_command_that_is_interrupted_says_so_once(
 
     monkeypatch.setattr("envsdk.config.load_config", interrupted)
     assert (main(["train", "agentic_async.yaml"]) if forwarded else train.main(["x.yaml"])) == 130
-    assert capsys.readouterr().err == "error: interrupted\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ Own = TypeVar("Own", bound=SamplerArgs)
 
 
 class TaskSampler(ABC, Generic[Own]):
-    """See the module. A subclass names the model of its settings and may override `observe` and `state`."""
+    """See the module. A subclass names the model of its settings and may override the others."""
 
     settings: ClassVar[type[SamplerArgs]] = SamplerArgs
 
@@ -117,6 +117,10 @@ class TaskSampler(ABC, Generic[Own]):
 
     def state(self) -> dict[str, Any]:
         """Everything that it has learned, as plain JSON types."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """What a run shows of it after each batch: metrics `task_sampler/NAME` by NAME."""
         return {}
 
     def task(self, tag: str, index: int) -> Task:

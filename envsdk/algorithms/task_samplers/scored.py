@@ -177,6 +177,16 @@ class ScoredSampler(TaskSampler[Own]):
             "in_play": [[*self.arms[arm], int(self._in_play[arm])] for arm in np.flatnonzero(self._in_play)],
         }
 
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for tag, arms in self.arms_of.items():
+            episodes = self.results.episodes[arms]
+            found[f"played_share/{tag}"] = float(np.mean(episodes > 0))
+            found[f"success/{tag}"] = float(self.results.successes[arms].sum() / max(1, episodes.sum()))
+            if self.args.gate is not None:
+                found[f"resting_share/{tag}"] = float(np.mean(self.resting(arms)))
+        return found
+
     def resting(self, arms: Arms) -> NDArray[np.bool_]:
         """Which of these arms the gate keeps out."""
         gate, results = self.args.gate, self.results

@@ -119,7 +119,7 @@ def report_error(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        _print_error("interrupted")
+        say("interrupted", err=True)
         return INTERRUPTED
     known = next((link for link in _chain(error) if isinstance(link, EnvsdkError)), None)
     if known is not None:

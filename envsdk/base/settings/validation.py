@@ -77,6 +77,8 @@ def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
     if elsewhere:
         likely = min(elsewhere, key=lambda path: _num_optional(model, path))
         return f"unknown key here; did you mean `{dotted(likely)}`?"
+    if owner and not siblings:
+        return f"unknown key: {owner} has no settings; to set those of another, give its `name`"
     whose = f" of {owner}" if owner else ""
     return f"unknown key{whose}; {suggest(name, siblings, known='known keys')}"
 

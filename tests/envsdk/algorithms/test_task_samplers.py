@@ -111,6 +111,17 @@ class Reference:
             for rank, old in zip(by_rank, age, strict=True)
         ]
 
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for tag in TAGS:
+            arms = self.arms([tag])
+            windows = [self.window(arm) for arm in arms]
+            found[f"played_share/{tag}"] = statistics.fmean(bool(each) for each in windows)
+            found[f"success/{tag}"] = sum(map(sum, windows)) / max(1, sum(map(len, windows)))
+            if "gate" in self.args:
+                found[f"resting_share/{tag}"] = statistics.fmean(map(self.rests, arms))
+        return found
+
     def allowed(self) -> tuple[list[Arm], list[float]]:
         """The arms that may be drawn, with their chances."""
         tags = list(TAGS) if self.choose != "tasks" else [self.order.next_tag()]
@@ -183,6 +194,7 @@ def test_every_draw_is_that_of_the_formula_also_after_a_restart(
             reference.in_play[arm] -= 1
             if successes:
                 reference.groups.setdefault(arm, []).append((successes, rewards, reference.draws))
+    assert real.metrics() == pytest.approx(reference.metrics())
 
 
 @given(st.lists(st.booleans(), max_size=40))

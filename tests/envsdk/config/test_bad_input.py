@@ -278,6 +278,18 @@ def test_a_wrong_override_is_told_apart_from_the_file(tmp_path: Path) -> None:
     assert "  rollout_batch_size (override): 18 is not divisible" in message
 
 
+def test_an_override_for_a_misspelled_tag_names_the_tag(tmp_path: Path) -> None:
+    message = message_of(write(tmp_path, {}), [f"{LAKE}e.turn_curriculum.start=4"])
+    assert "1 problem\n" in message
+    assert f"  {LAKE}e (override): no such tag" in message
+    assert f"did you mean `{LAKE.partition('.')[2]}`?" in message
+
+
+def test_settings_of_a_sampler_that_has_none_ask_for_another(tmp_path: Path) -> None:
+    message = message_of(write(tmp_path, {}), ["task_sampler.gate.after=3"])
+    assert "uniform has no settings; to set those of another, give its `name`" in message
+
+
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     path = write(
         tmp_path, {"sead": 3, "rollout_batch_size": 18, f"{VAL}.tags": ["Lak"], "pretrain": "/no/such"}

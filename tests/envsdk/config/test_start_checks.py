@@ -58,7 +58,7 @@ def test_routing_replay_of_a_dense_policy_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("pretrain", "words"),
     [
-        ("runs/nowhere", "there is no run or checkpoint runs/nowhere with a model: train the teacher first"),
+        ("runs/nowhere", "there is no run or checkpoint runs/nowhere with a model: train it first"),
         ("./nowhere", "there is no folder nowhere; give"),
         ("empty", "empty holds no config.json"),
     ],
@@ -79,6 +79,15 @@ def test_a_teacher_that_is_not_there_is_refused_before_anything_starts(
     trained.mkdir(parents=True)
     (trained / "config.json").write_text("{}")
     assert load_config("agentic_sync.yaml", teacher).config.teachers["larger"].pretrain == pretrain
+
+
+def test_an_opponent_that_is_not_there_is_refused_as_a_teacher_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plays = ["opponents.past.pretrain=runs/nowhere", "custom_envs.SelfPlay.players=[policy, past]"]
+    with pytest.raises(ConfigurationError, match=r"opponents.past.pretrain .*no run or checkpoint"):
+        load_config("agentic_tic_tac_toe.yaml", plays)
 
 
 def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:

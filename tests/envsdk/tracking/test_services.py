@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,23 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking import Ending, TrackerGroup, open_trackers
 
 for package in ("wandb", "mlflow", "trackio"):
-    pytest.importorskip(package, reason=f"needs {package}: make test-trackers")
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}: make test-trackers", allow_module_level=True)
 
 pytestmark = pytest.mark.trackers
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trackio_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where trackio keeps runs, which it reads once, when it is imported."""
+    assert "trackio" not in sys.modules
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
