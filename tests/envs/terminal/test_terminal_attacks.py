@@ -267,8 +267,8 @@ async def test_the_solution_pays_whatever_else_lies_about(name: str, tmp_path: P
 PROGRAMS = {
     "writes_its_reward": f"import os\nos.system('{PAY}')\nprint(1)",
     "outlives_its_run": f"""
-import os, subprocess, sys
-subprocess.Popen(["setsid", "bash", "-c", "while true; do {PAY}; sleep 0.05; done"], stdout=2, stderr=2)
+from subprocess import DEVNULL, Popen
+Popen(["setsid", "bash", "-c", "while true; do {PAY}; sleep 0.05; done"], stdout=DEVNULL, stderr=DEVNULL)
 print(1)""",
     "reads_the_verifiers_tests": """
 import glob, statistics, sys
