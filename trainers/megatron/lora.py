@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import (
     RowParallelLinear,
@@ -26,6 +25,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.trainers.collectives import all_gather
 from envsdk.trainers.megatron import hf_weights
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.training_args import LoRAArgs
@@ -40,21 +40,15 @@ def adapt(chunks: Sequence[nn.Module], args: LoRAArgs, *, seed: int) -> None:
     ConfigurationError, on all ranks, for targets that no layer has.
     """
     found = list(hf_weights.linear_layers(chunks))
-    everywhere: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, [name for layer in found for name in layer.names])
-    targets = args.target_modules
-    if targets != "all-linear":
-        ends = {name.rpartition(".")[2] for names in everywhere for name in names}
-        unknown = [
-            target
-            for target in targets
-            if not any(_ends_in(name, [target]) for names in everywhere for name in names)
-        ]
-        if unknown:
-            raise ConfigurationError(
-                f"lora.target_modules: no layer that megatron_train adapts is called {', '.join(unknown)}; "
-                f"of this model it adapts {', '.join(sorted(ends))}"
-            )
+    everywhere = all_gather([name for layer in found for name in layer.names])
+    names = {name for part in everywhere for name in part}
+    is_all = args.target_modules == "all-linear"
+    unknown = [] if is_all else [end for end in args.target_modules if not any(_ends(n, end) for n in names)]
+    if unknown:
+        raise ConfigurationError(
+            f"lora.target_modules: no layer that megatron_train adapts is called {', '.join(unknown)}; "
+            f"of this model it adapts {', '.join(sorted({name.rpartition('.')[2] for name in names}))}"
+        )
     for chunk in chunks:
         chunk.requires_grad_(False)
         gpt = hf_weights.unwrapped(chunk)
@@ -62,7 +56,7 @@ def adapt(chunks: Sequence[nn.Module], args: LoRAArgs, *, seed: int) -> None:
             # What is computed again is learned from where an input has a gradient.
             gpt.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
     for layer in found:
-        wanted = [targets == "all-linear" or _ends_in(name, targets) for name in layer.names]
+        wanted = [is_all or any(_ends(name, end) for end in args.target_modules) for name in layer.names]
         if any(wanted):
             layer.module.add_module("lora", _LayerAdapter(layer, wanted, args, seed))
 
@@ -141,5 +135,5 @@ class _LayerAdapter(nn.Module):
         return copy_to_tensor_model_parallel_region(low)  # type: ignore[no-any-return]
 
 
-def _ends_in(name: str, ends: Iterable[str]) -> bool:
-    return any(name == end or name.endswith(f".{end}") for end in ends)
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")

@@ -30,7 +30,7 @@ SETTING = re.compile(r"^([a-z_]+(?:\.[a-zA-Z_]+)*)(?:: |=(?!=))")
 
 OF_FILES = {
     *("add_generation_prompt", "model_type", "layer_types", "full_attention", "step_000010"),
-    *("rope_parameters", "rope_type", "partial_rotary_factor"),
+    *("rope_parameters", "rope_type", "partial_rotary_factor", "num_experts_per_tok"),
 }
 """Names inside a Hugging Face folder or of a checkpoint's folder."""
 OF_OTHERS = {
