@@ -166,7 +166,8 @@ class TransformersArgs(StrictSettings):
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
-        return {"weights": FLOAT32 * model.num_parameters / ranks, **self.gathered_memory(model, ranks)}
+        held = self.frozen_type(model.stored_dtype) if self.lora else "float32"
+        return {"weights": model.frozen_bytes(held) / ranks, **self.gathered_memory(model, ranks)}
 
     def precision(self, stored: str) -> Precision:
         """Precision of the forward pass of a model whose folder names the type `stored`."""

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.base.store.model_files import model_sizes
 from envsdk.config import RunConfig, explain, load_config
-from envsdk.config.device_memory import RoleMemory, device_needs, role_memory
+from envsdk.config.device_memory import RoleMemory, device_needs, gib, role_memory
 from envsdk.config.explanation import derived
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.vllm.settings import VLLMSettings
+from envsdk.trainers.training_args import TorchStrategyConfig
 
 GIB = 2**30
 TRAIN, INFER = "actor_train.strategy_args", "actor_infer.strategy_args"
@@ -28,24 +31,45 @@ ONE_CARD = (
 )
 
 
+GUIDE = Path(__file__).parents[3] / "docs" / "small-model.md"
+SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, of each model's config.json
+    "Qwen2.5-0.5B": (896, 4864, 24, 14, 2),
+    "Qwen3-0.6B": (1024, 3072, 28, 16, 8),
+    "Qwen2.5-1.5B": (1536, 8960, 28, 12, 2),
+    "Qwen3-1.7B": (2048, 6144, 28, 16, 8),
+    "Qwen2.5-3B": (2048, 11008, 36, 16, 2),
+    "Qwen3-4B": (2560, 9728, 36, 32, 8),
+    "Qwen2.5-7B": (3584, 18944, 28, 28, 4),
+    "Qwen3-8B": (4096, 12288, 36, 32, 8),
+}
+
+
+def write_config(folder: Path, name: str) -> Path:
+    """The config.json of a model of Qwen's."""
+    hidden, intermediate, layers, heads, key_value_heads = SHAPES[name]
+    family, is_large = name.partition("-")[0].lower(), name in ("Qwen2.5-7B", "Qwen3-8B")
+    config: dict[str, object] = {
+        "architectures": ["Qwen3ForCausalLM" if family == "qwen3" else "Qwen2ForCausalLM"],
+        "model_type": "qwen3" if family == "qwen3" else "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "tie_word_embeddings": not is_large,
+        "vocab_size": 152064 if name == "Qwen2.5-7B" else 151936,
+        "torch_dtype": "bfloat16",
+    }
+    if family == "qwen3":
+        config["head_dim"] = 128
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen2.5-1.5B as its config.json alone: 1.54 billion parameters."""
-    folder = tmp_path_factory.mktemp("qwen")
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return write_config(tmp_path_factory.mktemp("qwen"), "Qwen2.5-1.5B")
 
 
 def config(folder: Path, *overrides: str) -> RunConfig:
@@ -202,3 +226,32 @@ def test_explain_says_that_the_folder_is_absent(tmp_path: Path) -> None:
     text = explain(load_config("agentic_sync.yaml", [f"pretrain={tmp_path / 'gone'}"], to_explain=True))
     assert f"not estimated: there is no folder {tmp_path / 'gone'}; download" in text
     assert "Error" not in text
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_guide_for_one_gpu_has_the_estimates_of(name: str, tmp_path: Path) -> None:
+    sizes = model_sizes(write_config(tmp_path, name))
+    plain = {"device": "cuda:0", "dtype": "bfloat16", "gradient_checkpointing": True}
+    found = [name]
+    for more in ({}, {"lora": {"rank": 16}}):
+        settings = TorchStrategyConfig.model_validate(plain | more)
+        memory = settings.training_memory(sizes, num_ranks=1, num_tokens=4096, sequence_length=4096)
+        found.append(gib(sum(memory.values())))
+    weights, keys = VLLMSettings().sampling_memory(sizes, num_replies=1, num_tokens=4096).values()
+    replies = (int((0.85 * size * GIB - weights) / keys) for size in (24, 80))
+    found += [gib(weights), ", ".join(f"{number:,}" for number in replies)]
+    assert "| " + " | ".join(found) + " |" in GUIDE.read_text()
+
+
+def test_an_estimate_by_hand_of_qwen2_5_1_5b(qwen: Path) -> None:
+    # A layer: queries and output, keys and values, three biases, three matrices of 8960, two norms.
+    layer = 2 * 1536**2 + 2 * 1536 * 256 + (1536 + 2 * 256) + 3 * 1536 * 8960 + 2 * 1536
+    number = 28 * layer + 1536 + 151_936 * 1536
+    assert model_sizes(qwen).num_parameters == number == 1_543_714_304
+    one_card = {"device": "cuda:0", "dtype": "bfloat16", "gradient_checkpointing": True}
+    memory = TorchStrategyConfig.model_validate(one_card).training_memory(
+        model_sizes(qwen), num_ranks=1, num_tokens=4096
+    )
+    per_token = 28 * 1536 * 4 + (3 * (1536 + 256) + 4 * 8960) * 2 + 1536 * (5 * 4 + 2 * 2)
+    head = 12 * (2**24 + 151_936 * 1536)
+    assert sum(memory.values()) == 18 * number + 4096 * per_token + head
