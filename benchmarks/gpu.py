@@ -7,10 +7,11 @@
 Parts: parity (does the device compute what a CPU computes), tests (those marked gpu), learning (the
 quickstart in one process, two seeds), speed (engine over `generate`, trainers, weight updates), sharing
 (trainer and engine in turns), transfer (weight updates between processes, NCCL between two cards), servers
-(vLLM, SGLang). Each has a share of the time; what a part lacks is skipped and said. DIR/gpu.json and
-DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has. It needs neither
-Ray nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part broke, had no time
-for a single figure, or missed a bound.
+(vLLM, SGLang); and, only where it is named, recipe (a real model learns three tasks to stated scores:
+`--only recipe --minutes 60`). Each has a share of the time; what a part lacks is skipped and said.
+DIR/gpu.json and DIR/gpu.md are written after every part, so that a run which is cut off keeps what it has.
+It needs neither Ray nor PyArrow, and no installation: a checkout will do. The exit code is 1 when a part
+broke, had no time for a single figure, or missed a bound.
 """
 
 from __future__ import annotations
@@ -53,7 +54,14 @@ from benchmarks.gpu_parts.bench import (  # noqa: E402
 from benchmarks.gpu_parts.wheels import lines  # noqa: E402
 
 
-def _part(name: str, title: str, share: float, needs: Sequence[str] = ("torch", "transformers")) -> Part:
+def _part(
+    name: str,
+    title: str,
+    share: float,
+    needs: Sequence[str] = ("torch", "transformers"),
+    *,
+    is_asked_for: bool = False,
+) -> Part:
     module = {"tests": "marked_tests"}.get(name, name)
 
     def run(bench: Bench) -> Iterator[Row]:
@@ -61,7 +69,7 @@ def _part(name: str, title: str, share: float, needs: Sequence[str] = ("torch", 
         rows: Iterator[Row] = import_module(f"benchmarks.gpu_parts.{module}").run(bench)
         return rows
 
-    return Part(name=name, title=title, share=share, run=run, needs=tuple(needs))
+    return Part(name=name, title=title, share=share, run=run, needs=tuple(needs), is_asked_for=is_asked_for)
 
 
 PARTS = (
@@ -72,6 +80,7 @@ PARTS = (
     _part("transfer", "How fast do weights reach another process?", 0.08),
     _part("tests", "The tests marked gpu", 0.10, ("torch", "transformers", "pytest", "hypothesis")),
     _part("servers", "vLLM, SGLang", 0.07),
+    _part("recipe", "Does a real model learn within an hour?", 1.0, is_asked_for=True),
 )
 """In the order of what is worth most when time runs out."""
 NEEDED = (
@@ -231,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = host(device) | {"sizes": sizes}
     print(", ".join(f"{name}: {value}" for name, value in spelled(machine)), flush=True)
 
-    parts = [part for part in PARTS if options.only is None or part.name in options.only]
+    asked = options.only or [part.name for part in PARTS if not part.is_asked_for]
+    parts = [part for part in PARTS if part.name in asked]
     ends_at, results = time.monotonic() + 60 * options.minutes, list[Result]()
     try:
         for index, part in enumerate(parts):

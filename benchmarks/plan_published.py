@@ -7,11 +7,11 @@ many devices, and the best split of 40. It publishes neither the durations of tu
 the assumptions are this file's: `WORKLOADS` has them. They say how long turns take; the share of the
 synchronous step that is training is given, and the trainer's speed follows from it.
 
-Three schedules on all devices in turns, and the asynchronous ones on the best split:
+Two schedules on all devices in turns, and the asynchronous ones on devices that are divided as is best:
 
     barrier    every turn waits for the slowest reply of all, then for the slowest step of all
-    sync       each episode goes on by itself; the ledger at alpha 0
-    alpha A    the ledger at alpha A, the better for each split
+    turns      each episode goes on by itself; the ledger at alpha 0
+    divided    the ledger at alpha A, the better for each split
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="some of ALFWorld, SWE, RLVR, split of 40")
     options = parser.parse_args()
     results = []
-    print("figure       published  barrier s  sync s  best s  alpha  sampling   x barrier  x sync")
+    print("figure       published  barrier s  turns s  divided s  alpha  sampling   x barrier  x turns")
     for published in (ALFWORLD, SWE, RLVR, SPLIT):
         if options.only and published.name not in options.only:
             continue
@@ -239,9 +239,9 @@ def main() -> int:
         alpha, split, best_s = result.best
         said = f"{published.speedup:.2f}" if published.speedup else "24 of 40"
         print(
-            f"{published.name:12s} {said:>9} {result.barrier_s:10.1f} {result.sync_s:7.1f} {best_s:7.1f} "
+            f"{published.name:12s} {said:>9} {result.barrier_s:10.1f} {result.sync_s:8.1f} {best_s:10.1f} "
             f"{alpha:>6} {f'{split} of {published.devices}':>9} {result.barrier_s / best_s:11.2f} "
-            f"{result.sync_s / best_s:7.2f}",
+            f"{result.sync_s / best_s:8.2f}",
             flush=True,
         )
         for each, found in result.by_split.items():

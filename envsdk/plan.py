@@ -46,7 +46,7 @@ def plan(options: PlanOptions) -> None:
     """
     from envsdk.view.planning.candidates import best
     from envsdk.view.planning.figure import draw
-    from envsdk.view.planning.report import table
+    from envsdk.view.planning.report import comparison, table
     from envsdk.view.planning.settings import read_plan
 
     began = time.monotonic()
@@ -67,6 +67,7 @@ def plan(options: PlanOptions) -> None:
     say(f"{len(rows)} configurations, {options.steps} steps each, in {time.monotonic() - began:.0f} s\n")
     for line in table(rows, devices=options.devices, cost_per_hour=options.cost, most=options.rows):
         say(line)
+    say("\n" + "\n".join(comparison(rows, options.devices)))
     if best(rows) is None:
         raise EnvsdkError("no configuration delivers batches: the last column says why")
     svg = draw(rows, devices=options.devices, title=f"{options.file.name} on {options.devices} devices")

@@ -150,6 +150,8 @@ class CausalLM:
             from envsdk.trainers.lora import LoRA
 
             adapter = LoRA(model, settings.lora, seed=seed)
+            if settings.frozen_type(stored_dtype(folder)) == "bfloat16":
+                adapter.halve(model)
         if settings.share_prefixes is True and (problem := settings.sharing_problem(model.config.model_type)):
             raise ConfigurationError(f"share_prefixes: {problem}; leave it at auto")
         found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)

@@ -61,6 +61,15 @@ class LoRA:
                     "be adapted there alone; name others"
                 )
 
+    @staticmethod
+    def halve(model: nn.Module) -> None:
+        """Hold the matrices that do not learn in bfloat16, from which they came: nothing is rounded."""
+        embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+        for module in model.modules():
+            weight = module.weight if isinstance(module, nn.Linear) else None
+            if weight is not None and not weight.requires_grad and weight is not embeddings.weight:
+                weight.data = weight.data.bfloat16()
+
     def halves(self) -> Iterator[tuple[str, Tensor]]:
         """Under the names engines know (`envsdk.weights.lora`), the scaling multiplied into B."""
         for name, layer in self._layers.items():
@@ -72,7 +81,7 @@ class LoRA:
         """A weight as of the model without adapter, in full; None for a part of the adapter."""
         if ".lora_" in name:
             return None
-        weight = full_tensor(weight)
+        weight = full_tensor(weight).float()
         module, is_base, rest = name.partition(_BASE)
         if not is_base:
             return name, weight

@@ -86,6 +86,9 @@ class TransformersArgs(StrictSettings):
     """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
     scores_several: ClassVar[bool] = True
     """The loss may depend on more tokens in a place than the sampled one."""
+    stays_in_float32: ClassVar[bool] = True
+    """In bfloat16, only products are: what runs between layers is float32, and weights that learn get copies.
+    Matrices that do not learn are held in bfloat16 where they came in it."""
 
     dtype: DType = "auto"
     """Precision of the forward pass: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the
@@ -120,29 +123,51 @@ class TransformersArgs(StrictSettings):
         """Modules of optional packages that a run with these settings needs."""
         return () if self.lora is None else ("peft",)
 
-    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
+    def training_memory(
+        self, model: ModelSizes, *, num_ranks: int, num_tokens: int, sequence_length: int = 0
+    ) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
-        trained = model.num_parameters if self.lora is None else model.adapter_parameters(self.lora.rank)
-        frozen = model.num_parameters if self.lora is not None else 0
         element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
-        gathered = self.gathered_memory(model, ranks)
-        if ranks == 1 and element_bytes < FLOAT32:
-            gathered = {"weights in bfloat16": element_bytes * model.num_parameters}
-        # In float32: weights, gradient, two moments.
-        return {
-            "weights, gradients, optimizer": (16 * trained + FLOAT32 * frozen) / ranks,
-            **gathered,
+        other = {} if self.stays_in_float32 else self.gathered_memory(model, ranks)
+        if self.lora is None:
+            # In float32: weights, gradient, two moments.
+            state, state_bytes = "weights, gradients, optimizer", 16 * model.num_parameters
+            if self.stays_in_float32 and element_bytes < FLOAT32:
+                other = {"weights in bfloat16": element_bytes * model.num_parameters}
+        else:
+            held = self.frozen_type(model.stored_dtype)
+            state = f"weights in {held}, adapter with its optimizer"
+            state_bytes = model.frozen_bytes(held) + 16 * model.adapter_parameters(self.lora.rank)
+        memory = {
+            state: state_bytes / ranks,
+            **other,
             "activations": model.activation_bytes(
-                num_tokens, element_bytes, recomputed=self.gradient_checkpointing
+                num_tokens,
+                element_bytes,
+                recomputed=self.gradient_checkpointing,
+                in_float32=self.stays_in_float32,
             ),
-            "logits, and gradient of the embeddings": model.score_bytes(num_tokens),
         }
+        if self.attn_implementation == "eager":
+            pairs = num_tokens * sequence_length
+            memory["attention of all pairs"] = model.pair_bytes(
+                pairs, element_bytes, recomputed=self.gradient_checkpointing
+            )
+        trains_head = self.lora is None
+        score = "logits, and gradient of the embeddings" if trains_head else "logits, and the head"
+        return {**memory, score: model.score_bytes(num_tokens, trains_head=trains_head)}
+
+    def frozen_type(self, stored: str) -> str:
+        """The type that matrices without gradient are held in, of a model whose folder names this type."""
+        is_half = self.stays_in_float32 and stored == "bfloat16" == self.precision(stored).dtype
+        return "bfloat16" if is_half else "float32"
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         ranks = self.ranks_per_model_copy(num_ranks)
-        return {"weights": FLOAT32 * model.num_parameters / ranks, **self.gathered_memory(model, ranks)}
+        held = self.frozen_type(model.stored_dtype) if self.lora else "float32"
+        return {"weights": model.frozen_bytes(held) / ranks, **self.gathered_memory(model, ranks)}
 
     def precision(self, stored: str) -> Precision:
         """Precision of the forward pass of a model whose folder names the type `stored`."""
@@ -234,6 +259,8 @@ class FSDP2StrategyConfig(TransformersArgs):
     A rank's device is its own: the GPU of its number on its machine, or the CPU where there is none.
     """
 
+    stays_in_float32: ClassVar[bool] = False
+
     shard_size: int | None = Field(default=None, ge=1)
     """Ranks that shard one copy of weights and optimizer; it divides the number of ranks. Null is all
     of them: least memory. The number of ranks on a machine keeps most traffic within it (HSDP)."""
@@ -245,9 +272,9 @@ class FSDP2StrategyConfig(TransformersArgs):
         return self.shard_size or num_ranks
 
     def gathered_memory(self, model: ModelSizes, ranks: int) -> Memory:
-        if ranks == 1:
-            return {}
         element_bytes = model.element_bytes(self.precision(model.stored_dtype).dtype)
+        if ranks == 1 and element_bytes == FLOAT32:
+            return {}
         # One layer computes while the next one is gathered; what is in no layer stays.
         layers = 2 * model.num_layer_parameters / model.num_layers
         if not self.reshard_after_forward:

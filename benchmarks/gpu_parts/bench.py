@@ -138,6 +138,8 @@ class Part:
     run: Callable[[Bench], Iterable[Row]]
     needs: tuple[str, ...] = ()
     """Packages."""
+    is_asked_for: bool = False
+    """It runs only where it is named."""
 
 
 @dataclass(kw_only=True)

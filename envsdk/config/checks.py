@@ -21,6 +21,7 @@ from envsdk.base.settings.validation import problems_in
 from envsdk.base.store.best import why_no_best
 from envsdk.config import plugins
 from envsdk.config.advantage_checks import advantage_problems
+from envsdk.config.device_memory import memory_problems
 from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
@@ -65,8 +66,13 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         selection_problems,
         job_problems,
     )
-    checks += (_engine_learns, _one_server, sharing_problems) if for_training else ()
+    checks += (_engine_learns, _one_server, sharing_problems, _device_memory) if for_training else ()
     return [problem for each in checks for problem in each(config)]
+
+
+def _device_memory(config: RunConfig) -> Iterator[Problem]:
+    if config.device_memory_gib is not None:
+        yield from memory_problems(config, config.device_memory_gib * 2**30)
 
 
 def _depth(config: RunConfig) -> Iterator[Problem]:

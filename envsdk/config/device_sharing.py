@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import combinations
 
 from envsdk.base.settings.problems import Problem
@@ -12,6 +13,28 @@ from envsdk.config.role_models import Role
 from envsdk.contracts.held import Held
 
 _KEPT = {"none": Held.ALL, "optimizer": Held.WEIGHTS, "all": Held.NOTHING}
+
+
+class Phase(StrEnum):
+    """The phases of a training step that compute on devices."""
+
+    PUBLISH = "publish"
+    VALIDATE = "validate"
+    GENERATE = "generate"
+    SCORE = "score"
+    TRAIN = "train"
+    SAVE = "save"
+
+
+NEEDS: Mapping[Phase, tuple[str, Held]] = {
+    Phase.PUBLISH: ("actor_infer", Held.WEIGHTS),
+    Phase.VALIDATE: ("actor_infer", Held.ALL),
+    Phase.GENERATE: ("actor_infer", Held.ALL),
+    Phase.SCORE: ("actor_train", Held.WEIGHTS),
+    Phase.TRAIN: ("actor_train", Held.ALL),
+    Phase.SAVE: ("actor_train", Held.ALL),  # some trainers gather on the device what they write
+}
+"""Which role computes in a phase, and what it holds for it. Other roles score too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +81,6 @@ def sharing_told(config: RunConfig) -> str:
         if beside:
             told.append(f"teachers.{name} stays beside {', '.join(beside)}")
     return "; ".join(told) or "no: each role has its own"
-
-
-def taken_in_turns(
-    group: tuple[SharedRole, ...], sizes: Mapping[str, Mapping[Held, float]]
-) -> dict[str, float]:
-    """Bytes of each device while a role of the group has its turn, by role."""
-    return {
-        owner.name: sum(sizes[role.name][Held.ALL if role is owner else role.rests_at] for role in group)
-        for owner in group
-    }
 
 
 def roles_of(config: RunConfig) -> Mapping[str, Role]:

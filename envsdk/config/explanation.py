@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
 
 from envsdk.algorithms.task_samplers.contract import UNIFORM, sampler_class
 from envsdk.algorithms.task_samplers.scored import ScoredArgs
-from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory
 from envsdk.base.settings.problems import dotted
-from envsdk.base.store.hub import is_model_name, known_folder
-from envsdk.base.store.model_files import is_model_folder, model_sizes, stored_dtype, stored_model_type
+from envsdk.base.store.hub import known_folder
+from envsdk.base.store.model_files import is_model_folder, stored_dtype, stored_model_type
 from envsdk.config.algorithm_warnings import algorithm_notes
-from envsdk.config.device_sharing import device_groups, sharing_told, taken_in_turns
+from envsdk.config.device_memory import (
+    device_bytes,
+    device_needs,
+    gib,
+    needs_told,
+    role_memory,
+    settings_of,
+)
+from envsdk.config.device_sharing import sharing_told
 from envsdk.config.env_models import EnvManagerArgs
 from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
 from envsdk.config.machine_checks import total_memory
@@ -35,7 +41,6 @@ from envsdk.config.plugins import (
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
 from envsdk.config.teacher_checks import teachers_by_tag
-from envsdk.contracts.held import Held
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
@@ -290,98 +295,43 @@ def _devices(role: Role, kind: str) -> str:
 
 def _ranks(role: TrainerRole) -> str:
     plural = "" if role.num_ranks == 1 else "s"
-    settings = _settings(role, "trainers")
+    settings = settings_of(role, "trainers")
     layout = f": {settings.layout(role.num_ranks)}" if isinstance(settings, SharesOutRanks) else ""
     where = f"accelerator{plural} {role.device_mapping}" if role.device_mapping else "an accelerator"
     return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"
 
 
 def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What each role takes of a device, where the model's folder and the role's plug-in say so; and what is
-    taken of this machine's main memory."""
-    if config.pretrain == EMBEDDED_DEFAULT:
-        return
+    """What each role takes of a device, where the model's folder and the role's plug-in say so; what phases
+    need of devices that roles share; and what is taken of this machine's main memory."""
+    size = device_bytes(config)
     try:
-        folder = known_folder(config.pretrain)
-        if folder is None and is_model_name(config.pretrain):
-            raise LookupError("the model is not on this machine yet")
-        model = model_sizes(folder or Path(config.pretrain).expanduser())
+        memory = role_memory(config, size)
     except LookupError as error:
         yield "memory", f"not estimated: {error.args[0]}"
         return
-    trains, samples = config.mode in ("both", "train"), config.mode != "train"
-    train, infer = config.actor_train, config.actor_infer
-    trainer = _settings(train, "trainers")
-    taken = 0.0
-    sizes: dict[str, dict[Held, float]] = {}
-    if trains and isinstance(trainer, EstimatesTraining):
-        args = settings_model("trainers", train.strategy_args.strategy_name, "training_args")
-        given = args.model_validate(dict(train.training_args)).model_dump() if args is not None else {}
-        num_tokens = max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length)
-        memory = trainer.training_memory(model, num_ranks=train.num_ranks, num_tokens=num_tokens)
-        taken += _on_cpu(trainer, memory)
-        yield "memory of actor_train", _sum(trainer, memory)
-        weights = trainer.frozen_memory(model, num_ranks=train.num_ranks)["weights"]
-        sizes["actor_train"] = _held(memory, weights)
-    if trains and config.needs_reference:
-        reference = _settings(config.reference, "trainers")
-        if isinstance(reference, EstimatesTraining):
-            frozen = reference.frozen_memory(model, num_ranks=config.reference.num_ranks)
-            taken += _on_cpu(reference, frozen)
-            yield "memory of reference", _sum(reference, frozen)
-            sizes["reference"] = _held(frozen, frozen["weights"])
-    engine = _settings(infer, "engines")
-    if samples and isinstance(engine, EstimatesSampling):
-        sampling = engine.sampling_memory(
-            model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
-        )
-        if sampling:
-            taken += infer.num_engines * _on_cpu(engine, sampling)
-            each = " for each engine" if infer.num_engines > 1 else ""
-            yield "memory of actor_infer", _sum(engine, sampling, each)
-            sizes["actor_infer"] = _held(sampling, sampling["weights"])
-    for group in device_groups(config):
-        if not taken and all(role.name in sizes for role in group):  # what moves, moves to another memory
-            turns = taken_in_turns(group, sizes).items()
-            told = ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in turns)
-            together = sum(sizes[role.name][Held.ALL] for role in group)
-            yield "memory by turns", f"about, in GiB of each device: {told}; {_gib(together)} without turns"
+    taken, infer = 0.0, config.actor_infer
+    for name, role in memory.items():
+        number = infer.num_engines if name == "actor_infer" else 1
+        taken += number * role.total if role.is_on_cpu else 0.0
+        each = " for each engine" if number > 1 else ""
+        where = f"of main memory{each}" if role.is_on_cpu else "of each device"
+        yield f"memory of {name}", f"about {role.told(where)}"
+    for device, needs in device_needs(config, memory).items():
+        roles = next(iter(needs.values()))
+        if len(roles) > 1:
+            of = "" if size is None else f", of {gib(size)}"
+            yield f"memory of {device}", f"about, in GiB{of}: {needs_told(needs)}"
     if taken and config.ray.address is None:
         there = total_memory()
         of = "more than" if taken > there else "of"
-        machine = f"the {_gib(there)} GiB of this machine; environments and Ray take more"
-        yield "main memory", f"about {_gib(taken)} GiB for models, {of} {machine}"
-
-
-def _held(memory: Memory, weights: float) -> dict[Held, float]:
-    return {Held.NOTHING: 0.0, Held.WEIGHTS: weights, Held.ALL: sum(memory.values())}
-
-
-def _settings(role: Role, kind: str) -> BaseModel | None:
-    """Settings of the role's plug-in, where it declares them."""
-    model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
-    return None if model is None else model.model_validate(dict(role.settings))
-
-
-def _on_cpu(settings: object, memory: Memory) -> float:
-    """Bytes of main memory; 0 unless the role's settings name the CPU as its device."""
-    return sum(memory.values()) if getattr(settings, "device", "") == "cpu" else 0.0
-
-
-def _sum(settings: object, memory: Memory, each: str = "") -> str:
-    parts = "; ".join(f"{what} {_gib(num_bytes)}" for what, num_bytes in memory.items())
-    where = f"of main memory{each}" if _on_cpu(settings, memory) else "of each device"
-    return f"about {_gib(sum(memory.values()))} GiB {where}: {parts}"
-
-
-def _gib(num_bytes: float) -> str:
-    gib = num_bytes / 2**30
-    return f"{gib:,.1f}" if gib >= 0.05 else f"{gib:.2g}"
+        machine = f"the {gib(there)} GiB of this machine; environments and Ray take more"
+        yield "main memory", f"about {gib(taken)} GiB for models, {of} {machine}"
 
 
 def _precision(config: RunConfig, key: str, role: Role, kind: str) -> Iterator[tuple[str, str]]:
     """The type that a role computes in, where its plug-in chooses it and the model is known."""
-    settings = _settings(role, kind)
+    settings = settings_of(role, kind)
     folder = known_folder(config.pretrain) or Path(config.pretrain).expanduser()
     is_tiny = config.pretrain == EMBEDDED_DEFAULT
     if not is_tiny and not is_model_folder(folder):
@@ -393,7 +343,7 @@ def _precision(config: RunConfig, key: str, role: Role, kind: str) -> Iterator[t
 
 
 def _attention(key: str, role: TrainerRole) -> Iterator[tuple[str, str]]:
-    settings = _settings(role, "trainers")
+    settings = settings_of(role, "trainers")
     if isinstance(settings, ChoosesAttention):
         yield f"{key} attention", settings.attention
 

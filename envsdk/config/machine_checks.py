@@ -17,6 +17,7 @@ from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
 from envsdk.base.store.model_files import dense_family, is_model_folder, model_problem, newest_model
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
+from envsdk.config.device_memory import card_bytes, memory_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.section import split_evenly
@@ -32,7 +33,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _routing_replay, _other_models, _memory)
+        checks += (_download, _routing_replay, _other_models, _memory, _card)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -169,6 +170,12 @@ def _memory(config: RunConfig) -> Iterator[Problem]:
                 f"{number} {what} take at least {number * least_bytes / 1024**3:,.0f} GiB, and this machine "
                 f"has {total / 1024**3:,.0f}: take fewer",
             )
+
+
+def _card(config: RunConfig) -> Iterator[Problem]:
+    """What this machine's GPUs cannot hold. The stated size of other ones is judged by `check`."""
+    if config.device_memory_gib is None and (size := card_bytes(config)) is not None:
+        yield from memory_problems(config, size)
 
 
 def _most_envs_per_tag(manager: EnvManagerArgs) -> dict[str, int]:

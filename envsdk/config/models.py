@@ -232,6 +232,9 @@ class RunConfig(AlgorithmKeys, Section):
     """The frozen policy of KL terms."""
     warm_start: WarmStartArgs = Field(default_factory=WarmStartArgs)
     """The tiny policy behind `pretrain: embedded_default`."""
+    device_memory_gib: PositiveFloat | None = None
+    """Memory of each accelerator, in GiB: a run that cannot fit is refused. When absent, that of this
+    machine's smallest GPU, where it has one and `ray.address` is absent."""
     ray: RayArgs = Field(default_factory=RayArgs)
     """The Ray runtime."""
     buffer: BufferArgs = Field(default_factory=BufferArgs)

@@ -47,7 +47,13 @@ def check_packages(config: RunConfig) -> None:
     more = {module for each in declaring for module in getattr(each, "needs", ())}
     if config.mode != "both":
         more |= {"sqlalchemy", *(("starlette", "uvicorn") if config.mode == "serve" else ())}
-    require("this run", "ray", "torch", "transformers", "safetensors", *sorted(more))
+    missing = [getattr(each, "lacks", "") for each in settings]
+    try:
+        require("this run", "ray", "torch", "transformers", "safetensors", *sorted(more))
+    except ConfigurationError as error:
+        missing.insert(0, str(error))
+    if any(missing):
+        raise ConfigurationError("; ".join(filter(None, missing)))
 
 
 def start_problems(config: RunConfig) -> Iterator[str]:

@@ -10,6 +10,9 @@ from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.sampling import SamplingShape
 
+_QUANTIZED = {"fp8": 1.0, "awq": 0.5, "awq_marlin": 0.5, "bitsandbytes": 0.5, "gptq": 0.5, "gptq_marlin": 0.5}
+"""Bytes of a weight in the layers, by an engine's `quantization`."""
+
 
 class EngineSettings(StrictSettings):
     """Base of every engine's settings."""
@@ -44,9 +47,13 @@ class EngineSettings(StrictSettings):
         num_devices: int = 1,
     ) -> Memory:
         """Bytes on each device of an engine that keeps the keys and values of so many sequences."""
-        keys = model.key_value_bytes(element_bytes, num_devices=num_devices)
+        extra = self.model_extra or {}
+        layer_bytes = _QUANTIZED.get(str(extra.get("quantization")), element_bytes)
+        is_fp8 = str(extra.get("kv_cache_dtype")).startswith("fp8")
+        keys = model.key_value_bytes(1 if is_fp8 else element_bytes, num_devices=num_devices)
+        rest = model.num_parameters - model.num_layer_parameters
         return {
-            "weights": model.num_parameters * element_bytes / num_devices,
+            "weights": (model.num_layer_parameters * layer_bytes + rest * element_bytes) / num_devices,
             f"keys and values of {num_sequences:,} x {num_tokens:,} tokens": keys
             * num_sequences
             * num_tokens,

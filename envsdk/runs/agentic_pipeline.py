@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from envsdk.base.display.progress import ProgressDisplay, Validation
 from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.device_sharing import Phase
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import prompt_notes
 from envsdk.config.teacher_checks import teachers_by_tag
@@ -37,7 +38,6 @@ from envsdk.runs.batches import (
     token_ids,
 )
 from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
-from envsdk.runs.device_turns import Phase
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
 from envsdk.runs.run_folder import RunFolder, validations_of

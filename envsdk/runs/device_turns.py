@@ -10,31 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from envsdk.contracts.held import Held
-
-
-class Phase(StrEnum):
-    """The phases of a training step that compute on devices."""
-
-    PUBLISH = "publish"
-    VALIDATE = "validate"
-    GENERATE = "generate"
-    SCORE = "score"
-    TRAIN = "train"
-    SAVE = "save"
-
-
-NEEDS: Mapping[Phase, tuple[str, Held]] = {
-    Phase.PUBLISH: ("actor_infer", Held.WEIGHTS),
-    Phase.VALIDATE: ("actor_infer", Held.ALL),
-    Phase.GENERATE: ("actor_infer", Held.ALL),
-    Phase.SCORE: ("actor_train", Held.WEIGHTS),
-    Phase.TRAIN: ("actor_train", Held.ALL),
-    Phase.SAVE: ("actor_train", Held.ALL),  # some trainers gather on the device what they write
-}
-"""Which role computes in a phase, and what it holds for it. Other roles score too."""
 
 
 @dataclass(frozen=True, slots=True)

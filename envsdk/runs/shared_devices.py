@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-from envsdk.config.device_sharing import device_groups
+from envsdk.config.device_sharing import NEEDS, Phase, device_groups
 from envsdk.config.models import RunConfig
 from envsdk.contracts.held import Held
-from envsdk.runs.device_turns import NEEDS, DeviceTurns, Hold, Phase
+from envsdk.runs.device_turns import DeviceTurns, Hold
 
 Start = Callable[[], Awaitable[None]]
 

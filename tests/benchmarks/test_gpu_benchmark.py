@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from benchmarks.gpu import main, markdown, measured
+from benchmarks.gpu import PARTS, main, markdown, measured
 from benchmarks.gpu_parts.bench import Bench, Broken, Part, Result, Row, Skipped, TimeUp, limited, missing
 from benchmarks.gpu_parts.wheels import WHEELS
 
@@ -50,6 +50,15 @@ def test_a_part_runs_on_a_cpu_without_ray_and_pyarrow(tmp_path: Path) -> None:
     assert len(part["rows"]) == 4
     assert not part["skipped"]
     assert "quickstart" in (tmp_path / "gpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_real_model_is_rehearsed_with_a_tiny_one(tmp_path: Path) -> None:
+    (part,) = run_on_a_cpu(tmp_path, "--only", "recipe").values()
+    names = [row["what"].partition(":")[0] for row in part["rows"]]
+    assert names == [name for name in ("FrozenLake", "Sokoban", "word problems") for _ in range(4)]
+    assert all(0 <= row["value"] <= 100 for row in part["rows"] if row["unit"] == "%")
+    assert "word problems: held-out success after 2 steps" in (tmp_path / "gpu.md").read_text()
 
 
 @pytest.mark.slow
@@ -101,6 +110,23 @@ def test_wrong_arguments_are_refused_before_anything_runs(
         main([*([] if "--out" in arguments else ["--out", str(tmp_path / "out")]), *given])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_recipe_needs_a_model_and_is_run_only_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVSDK_CACHE", "")  # which main sets
+    monkeypatch.delenv("ENVSDK_RECIPE_MODEL", raising=False)
+    [recipe] = [part for part in PARTS if part.is_asked_for]
+    ran: list[str] = []
+    other = Part(name="other", title="", share=1.0, run=lambda bench: ran.append("other") or iter(()))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("benchmarks.gpu.PARTS", [recipe, other])
+    assert main(["--out", str(tmp_path / "all"), "--device", "cpu"]) == 0
+    assert ran == ["other"]
+    assert (
+        main(["--out", str(tmp_path / "full"), "--device", "cpu", "--sizes", "full", "--only", "recipe"]) == 0
+    )
+    assert "ENVSDK_RECIPE_MODEL does not name" in (tmp_path / "full" / "gpu.md").read_text()
 
 
 def test_an_earlier_report_is_kept_and_ctrl_c_keeps_what_was_measured(

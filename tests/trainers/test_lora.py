@@ -15,6 +15,7 @@ from envsdk.contracts.trainer import TrainBatch
 from envsdk.engines.embedded import EmbeddedEngine
 from envsdk.engines.engine import EngineConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.trainers.training_args import TorchStrategyConfig
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 from tests.trainers.engine_replies import agreeing_replies
 
@@ -157,3 +158,25 @@ def test_a_value_head_learns_beside_the_adapter(model_folder, make_config, make_
 def test_a_setting_that_makes_no_sense_is_refused_and_named(model_folder: Path, make_config, lora, said):
     with pytest.raises(ConfigurationError, match=said):
         TorchTrainer.create(make_config(model=model_folder, strategy_config={"lora": lora}))
+
+
+def test_matrices_of_a_bfloat16_model_stay_so_and_learning_is_the_same(
+    model_folder, make_config, make_sequences, tmp_path, monkeypatch
+):
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
+    shutil.copytree(model_folder, tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    found = []
+    for is_plain in (False, True):
+        if is_plain:
+            monkeypatch.setattr(TorchStrategyConfig, "frozen_type", lambda self, stored: "float32")
+        config = make_config(model=tmp_path / "model", strategy_config=LORA | {"dtype": "bfloat16"})
+        trainer = TorchTrainer.create(config)
+        held = {p.dtype for name, p in trainer.model.parameters() if ".base_layer." in name}
+        assert held == {torch.float32 if is_plain else torch.bfloat16}
+        learn(trainer, make_sequences(4))
+        found.append(whole(trainer))
+    halved, plain = found
+    for name, weight in plain.items():
+        assert halved[name].dtype == np.float32
+        np.testing.assert_array_equal(halved[name], weight)

@@ -120,7 +120,9 @@ class MegatronStrategyConfig(StrictSettings):
         experts = self.expert_model_parallel_size
         return layout + (f", experts over {experts}" if experts > 1 else "")
 
-    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
+    def training_memory(
+        self, model: ModelSizes, *, num_ranks: int, num_tokens: int, sequence_length: int = 0
+    ) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
         weights, moments = (FLOAT32, 8) if self.dtype == "float32" else (BFLOAT16, 12)
         frozen, (dense, experts) = 0.0, self._parameters(model)

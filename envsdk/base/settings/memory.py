@@ -59,6 +59,12 @@ class ModelSizes:
             return self.stored_bytes
         return FLOAT32 if dtype in ("float32", "float") else BFLOAT16
 
+    def frozen_bytes(self, dtype: str) -> int:
+        """Weights without gradient whose matrices are held in this type, and whose embeddings in float32."""
+        element_bytes = self.element_bytes(dtype)
+        embeddings = self.vocab_size * self.hidden_size
+        return element_bytes * self.num_parameters + (FLOAT32 - element_bytes) * embeddings
+
     def adapter_parameters(self, rank: int) -> int:
         """Parameters of an adapter of this rank on every linear layer."""
         return rank * self.adapted_width
@@ -76,30 +82,42 @@ class ModelSizes:
         recomputed: bool,
         num_devices: int = 1,
         shares_norms: bool = False,
+        in_float32: bool = True,
     ) -> int:
         """Kept for the backward pass; where layers are `recomputed` only their inputs, and all of one layer.
 
         Devices share what lies between the matrices, and the norms where `shares_norms`. Attention is a fused
         kernel's, which keeps no matrix of all pairs of tokens.
 
-        Counted on transformers' Llama, Qwen2 and Qwen3: norms and the stream that they read are in float32;
-        where the rest is not, it gets them in copies.
+        Counted on transformers' Llama, Qwen2 and Qwen3: norms compute in float32. Where the stream that they
+        read is `in_float32` and the rest is not, it gets them in copies.
         """
         heads = self.query_width + self.key_width
         between = (3 * heads + 4 * self.intermediate_size) * element_bytes
         between += 2 * heads * FLOAT32 if self.norms_queries else 0
         norms = 5 * self.hidden_size * FLOAT32
-        norms += 2 * self.hidden_size * element_bytes if element_bytes < FLOAT32 else 0
+        if element_bytes < FLOAT32:
+            norms = self.hidden_size * (5 * FLOAT32 + 2 * element_bytes if in_float32 else 14)
         ranks = num_devices if shares_norms else 1
         layer = between // num_devices + norms // ranks
         if recomputed:
             return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 // ranks + layer)
         return num_tokens * self.num_layers * layer
 
-    def score_bytes(self, num_tokens: int) -> int:
-        """Logits of a few tokens at a time, with gradient; and the gradient of head and embeddings."""
+    def pair_bytes(self, num_pairs: int, element_bytes: int, *, recomputed: bool) -> int:
+        """Attention as a matrix, which `eager` keeps: in float32, and in the other type where that is one."""
+        layers = 1 if recomputed else self.num_layers
+        heads = self.query_width // self.head_width
+        return layers * heads * num_pairs * (FLOAT32 + (element_bytes if element_bytes < FLOAT32 else 0))
+
+    def score_bytes(self, num_tokens: int, *, trains_head: bool = True) -> int:
+        """Logits of a few tokens at a time, with gradient; and the gradient of head and embeddings, or the
+        head as it is multiplied."""
         at_once = min(num_tokens * self.vocab_size, LOGITS_AT_ONCE)
-        return 3 * FLOAT32 * (at_once + self.vocab_size * self.hidden_size)
+        return (
+            3 * FLOAT32 * at_once
+            + (3 * FLOAT32 if trains_head else BFLOAT16) * self.vocab_size * self.hidden_size
+        )
 
     def logit_bytes(self, num_tokens: int) -> int:
         """Logits, their log-probabilities and their gradient, in float32."""
@@ -110,8 +128,10 @@ class ModelSizes:
 class EstimatesTraining(Protocol):
     """Strategy settings of a trainer that knows what memory it takes."""
 
-    def training_memory(self, model: ModelSizes, *, num_ranks: int, num_tokens: int) -> Memory:
-        """Memory of one rank, with `num_tokens` in a micro-batch."""
+    def training_memory(
+        self, model: ModelSizes, *, num_ranks: int, num_tokens: int, sequence_length: int = 0
+    ) -> Memory:
+        """Memory of one rank, with `num_tokens` in a micro-batch of sequences of at most this length."""
         ...
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
@@ -125,4 +145,14 @@ class EstimatesSampling(Protocol):
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """Memory of one device, with `num_replies` sequences of `num_tokens` at once."""
+        ...
+
+
+@runtime_checkable
+class TakesShare(Protocol):
+    """Settings of an engine that takes a share of its device, however much it needs."""
+
+    @property
+    def device_share(self) -> tuple[str, float] | None:
+        """The setting and its value; None where something else decides."""
         ...

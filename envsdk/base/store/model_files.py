@@ -168,8 +168,6 @@ def model_sizes(folder: Path) -> ModelSizes:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LookupError(f"the model's headers cannot be read: {error!r}") from error
-    if not shapes:
-        raise LookupError("the model's folder has no *.safetensors files")
     missing = _missing_files(folder)
     if missing:
         raise LookupError(f"the model's folder lacks {missing[0]}")
@@ -181,6 +179,9 @@ def model_sizes(folder: Path) -> ModelSizes:
     for name, value in {**{name: text.get(name) for name in known}, "intermediate_size": width}.items():
         if not isinstance(value, int) or value < 1:
             raise LookupError(f"config.json of this model ({kind}) has no {name} of at least 1")
+    width = width * int(text.get("num_experts_per_tok") or 1)
+    width += int(text.get("shared_expert_intermediate_size") or 0)
+    shapes = shapes or _shapes_of(folder)
     if config.get("tie_word_embeddings"):
         shapes.pop("lm_head.weight", None)  # stored once more, and loaded once
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
@@ -194,7 +195,7 @@ def model_sizes(folder: Path) -> ModelSizes:
         adapted_width=sum(sum(shape) for shape in in_layers.values() if len(shape) == 2),
         num_layers=text["num_hidden_layers"],
         hidden_size=hidden,
-        intermediate_size=width * int(text.get("num_experts_per_tok") or 1),
+        intermediate_size=width,
         query_width=heads * head_dim,
         key_width=int(text.get("num_key_value_heads") or heads) * head_dim,
         head_width=head_dim,
@@ -202,6 +203,21 @@ def model_sizes(folder: Path) -> ModelSizes:
         norms_queries=kind.startswith("qwen3"),
         stored_dtype=_dtype(config),
     )
+
+
+def _shapes_of(folder: Path) -> dict[str, list[int]]:
+    """Those of the weights that a model with this config.json has, from transformers. LookupError."""
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        raise LookupError("the model's folder has no *.safetensors files, and transformers is not installed")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise LookupError(f"config.json makes no model: {error!r}") from error
+    return {name: list(weight.shape) for name, weight in model.named_parameters()}
 
 
 def stored_dtype(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -34,6 +35,9 @@ SET_BY_ENGINE = {
 }
 """Arguments of SGLang's server that follow from the run's own keys, and from which."""
 
+
+_SHARE = 0.85
+"""About what SGLang chooses for `mem_fraction_static`."""
 
 COMMON_ARGUMENTS = frozenset(
     {"attention_backend", "chunked_prefill_size", "context_length", "dcp_size", "disable_cuda_graph",
@@ -118,6 +122,21 @@ class SGLangSettings(PassThroughSettings):
         if not problem and self.base_url is not None:
             return "the server at `base_url` is running already; start it with this argument instead"
         return problem
+
+    @property
+    def device_share(self) -> tuple[str, float] | None:
+        share = (self.model_extra or {}).get("mem_fraction_static", _SHARE)
+        return ("mem_fraction_static", float(share)) if isinstance(share, int | float) else None
+
+    @property
+    def lacks(self) -> str:
+        """What to do where the server cannot start for want of SGLang; empty where it may."""
+        if self.base_url or self.python or find_spec("sglang"):
+            return ""
+        return (
+            "sglang is not installed here: install it into an environment of its own and name its "
+            "interpreter (strategy_config.python), or name a running server (base_url)"
+        )
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""

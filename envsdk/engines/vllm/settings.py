@@ -25,6 +25,8 @@ ROUTED_EXPERTS = "enable_return_routed_experts"
 """vLLM's argument by which it tells the experts that a mixture chose."""
 DEFAULT_MAX_LORA_RANK = 16
 """vLLM's own."""
+_SHARE = 0.92
+"""vLLM's own `gpu_memory_utilization`."""
 
 SET_BY_ENGINE = {
     "model": "is the run's model (`pretrain`)",
@@ -98,6 +100,11 @@ class VLLMSettings(PassThroughSettings):
         """The model lies on one device."""
         extra = self.model_extra or {}
         return self.tensor_parallel_size == 1 and extra.get("pipeline_parallel_size", 1) == 1
+
+    @property
+    def device_share(self) -> tuple[str, float] | None:
+        share = _SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        return None if self.kv_cache_memory_bytes else ("gpu_memory_utilization", share)
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""

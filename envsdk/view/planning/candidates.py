@@ -69,6 +69,8 @@ class Plan:
     """Values to try, by the field of `Candidate`."""
     tries_shared: bool = False
     """Whether to try sampling and training in turns on all devices, too."""
+    misfit: Callable[[Candidate], str] | None = None
+    """Why the devices cannot hold a candidate; empty where they can, or where it is not known."""
     devices_per_engine: int = 1
     num_envs: int | None = None
     """None: one for every episode that may be open."""
@@ -106,7 +108,7 @@ class Plan:
             max_running=candidate.infer_batch_size,
             slowdown=dict(timings.engine.slowdown),
             slots_per_worker=self.slots_per_worker,
-            update_s=timings.update_s,
+            update_s=timings.update_s + (timings.switch_s if candidate.is_shared else 0.0),
             pause_s=timings.pause_s,
             collect_s=timings.collect_s,
             weight_update=self.weight_update,
@@ -116,7 +118,9 @@ class Plan:
         )
 
     def evaluate(self, candidate: Candidate) -> Row:
-        """Simulate a candidate."""
+        """Simulate a candidate that fits."""
+        if self.misfit is not None and (problem := self.misfit(candidate)):
+            return Row(candidate=candidate, prediction=None, problem=problem)
         try:
             prediction = simulate(self.simulated(candidate), num_steps=self.num_steps)
         except (ConfigurationError, RunStalls) as error:

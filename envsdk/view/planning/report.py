@@ -42,6 +42,29 @@ def table(
     return lines
 
 
+def comparison(rows: Sequence[Row], devices: int) -> list[str]:
+    """Lines on sampling and training in turns on all devices, against dividing them; none where one was not
+    tried."""
+    ways = [[row for row in rows if row.candidate.is_shared is is_shared] for is_shared in (True, False)]
+    if not all(ways):
+        return []
+    shared, divided = (best(way) or way[0] for way in ways)
+    split = f"{divided.candidate.sampling_devices} and {devices - divided.candidate.sampling_devices}"
+    lines = [
+        f"in turns on all {devices} devices: {_rate(shared)}",
+        f"divided, {split}, alpha {divided.candidate.async_generation_ratio:g}: {_rate(divided)}",
+    ]
+    rates = shared.trajectories_per_s, divided.trajectories_per_s
+    if all(rates):
+        faster = "dividing them" if rates[1] >= rates[0] else "turns"
+        lines.append(f"{faster}: {max(rates) / min(rates):.2f} times as fast")
+    return lines
+
+
+def _rate(row: Row) -> str:
+    return row.problem or f"{row.trajectories_per_s:,.2f} episodes/s"
+
+
 def _cells(row: Row, devices: int, cost_per_hour: float | None) -> list[str]:
     candidate, found = row.candidate, row.prediction
     bound = "" if candidate.max_staleness is None else f"/{candidate.max_staleness}"

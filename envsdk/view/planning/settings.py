@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import validated
+from envsdk.config.device_memory import memory_problems
 from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
 from envsdk.config.reading import EXTENDS
@@ -40,7 +42,7 @@ class Search(StrictSettings):
     """Replies that one engine samples at once (`max_running`)."""
     group_size: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     """Trajectories of a group; each divides `rollout_batch_size`."""
-    shared_devices: bool = False
+    shared_devices: bool = True
     """Whether to try sampling and training in turns on all devices, too (synchronous)."""
 
 
@@ -95,6 +97,7 @@ def read_plan(
     own = (
         load_config(measured / CONFIG_FILE, for_training=False, to_explain=True).config if measured else None
     )
+    run = own
     if content.keys() & _OF_RUNS:
         run = load_config(path, for_training=False, to_explain=True).config
         file = validated(PlanFile, _keys_of(run), str(path))
@@ -116,7 +119,31 @@ def read_plan(
             f"{path} does not say how long anything takes: give --measured runs/NAME, the folder of a run "
             "like it, or a plan with `episodes` and `timings` (docs/planner.md)"
         )
-    return _plan(file, path, workload, devices, seed, num_steps), found
+    misfit = (
+        partial(misfit_of, run, devices) if run is not None and run.device_memory_gib is not None else None
+    )
+    return replace(_plan(file, path, workload, devices, seed, num_steps), misfit=misfit), found
+
+
+def misfit_of(run: RunConfig, devices: int, candidate: Candidate) -> str:
+    """Why devices of the stated size cannot hold the run, so divided or shared."""
+    first = 0 if candidate.is_shared else candidate.sampling_devices
+    offload = "all" if candidate.is_shared else "none"
+    ranks = {"device_mapping": list(range(first, devices)), "offload": offload}
+    engines = {
+        "device_mapping": list(range(candidate.sampling_devices)),
+        "offload": offload,
+        "infer_batch_size": candidate.infer_batch_size,
+    }
+    split = run.model_copy(
+        update={
+            "actor_train": run.actor_train.model_copy(update=ranks),
+            "reference": run.reference.model_copy(update=ranks),
+            "actor_infer": run.actor_infer.model_copy(update=engines),
+        }
+    )
+    problems = memory_problems(split, (run.device_memory_gib or 0.0) * 2**30)
+    return next((f"does not fit: {problem.message.partition('. In all')[0]}" for problem in problems), "")
 
 
 def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: int, num_steps: int) -> Plan:

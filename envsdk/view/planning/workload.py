@@ -106,6 +106,8 @@ class Timings(StrictSettings):
     """Seconds from the end of a training step until all engines sample under the new weights."""
     pause_s: NonNegativeFloat = 0.0
     """The last part of it, in which the engines stand still."""
+    switch_s: NonNegativeFloat = 0.0
+    """Seconds of a step in which devices change hands, where sampling and training share them."""
     collect_s: NonNegativeFloat = 0.0
     """Seconds from a batch's completion to the start of its training step."""
     turn_overhead_s: NonNegativeFloat = 0.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envsdk.config import RunConfig, explain, load_config
-from envsdk.config.device_sharing import SharedRole, device_groups, taken_in_turns
+from envsdk.config.device_sharing import device_groups
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.held import Held
 
 MAPPED = (
     "actor_train.strategy_args.strategy_name=fsdp2_train",
@@ -104,12 +103,3 @@ def test_explain_says_who_shares() -> None:
     assert told(mapped[0], "reference.device_mapping=[0]", KL) == "side by side: actor_train, reference"
     teacher = "teachers.old={pretrain: any, device_mapping: [0]}"
     assert told(mapped[0], teacher) == "teachers.old stays beside actor_train"
-
-
-def test_a_device_must_hold_the_largest_turn() -> None:
-    group = (SharedRole("actor_infer", "all"), SharedRole("actor_train", "optimizer"))
-    sizes = {
-        "actor_infer": {Held.NOTHING: 0.0, Held.WEIGHTS: 2.0, Held.ALL: 5.0},
-        "actor_train": {Held.NOTHING: 0.0, Held.WEIGHTS: 4.0, Held.ALL: 16.0},
-    }
-    assert taken_in_turns(group, sizes) == {"actor_infer": 9.0, "actor_train": 16.0}

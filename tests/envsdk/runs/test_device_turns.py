@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.config.device_sharing import NEEDS, Phase
 from envsdk.contracts.held import Held
-from envsdk.runs.device_turns import NEEDS, DeviceTurns, Hold, Phase
+from envsdk.runs.device_turns import DeviceTurns, Hold
 
 SIZES = {  # of each role: what Held.WEIGHTS and Held.ALL take of the device
     "actor_infer": (2, 5),

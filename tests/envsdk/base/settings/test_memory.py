@@ -46,7 +46,9 @@ def make_model(kind: str, *, intermediate_size: int = 768) -> PreTrainedModel:
     return model
 
 
-def bytes_kept(model: Any, num_tokens: int, dtype: torch.dtype, recomputed: bool) -> int:
+def bytes_kept(
+    model: Any, num_tokens: int, dtype: torch.dtype, recomputed: bool, *, in_float32: bool = True
+) -> int:
     """Memory that one forward pass of the layers keeps for the backward pass."""
     storages: dict[int, int] = {}
     if recomputed:
@@ -60,7 +62,7 @@ def bytes_kept(model: Any, num_tokens: int, dtype: torch.dtype, recomputed: bool
 
     kept = []  # nothing may be freed, and its address taken anew, before it is counted
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), seen(t))[1], lambda t: t)
-    with hooks, torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
+    with hooks, torch.autocast("cpu", dtype, enabled=in_float32 and dtype is torch.bfloat16):
         model.model(input_ids=torch.zeros(1, num_tokens, dtype=torch.long), use_cache=False)
     return sum(storages.values())
 
@@ -78,6 +80,27 @@ def test_activations_are_what_pytorch_keeps(
     kept = bytes_kept(model, 384, dtype, False) - bytes_kept(model, 128, dtype, False)
     estimate = sizes.activation_bytes(256, dtype.itemsize, recomputed=False)
     assert estimate == pytest.approx(kept, rel=0.08)
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_activations_of_a_model_in_bfloat16_are_what_pytorch_keeps(kind: str, tmp_path: Path) -> None:
+    model = make_model(kind, intermediate_size=2048)
+    model.save_pretrained(tmp_path)
+    half = model.to(torch.bfloat16)  # type: ignore[arg-type]
+    long, short = (bytes_kept(half, n, torch.bfloat16, False, in_float32=False) for n in (384, 128))
+    estimate = model_sizes(tmp_path).activation_bytes(256, BFLOAT16, recomputed=False, in_float32=False)
+    assert estimate == pytest.approx(long - short, rel=0.08)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_eager_attention_keeps_its_matrix(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make_model("qwen3")
+    model.save_pretrained(tmp_path)
+    fused = bytes_kept(model, 256, dtype, False)
+    model.set_attn_implementation("eager")
+    kept = bytes_kept(model, 256, dtype, False) - fused
+    estimate = model_sizes(tmp_path).pair_bytes(256 * 256, dtype.itemsize, recomputed=False)
+    assert estimate == pytest.approx(kept, rel=0.15)
 
 
 def test_layers_that_are_recomputed_keep_their_inputs(tmp_path: Path) -> None:
@@ -175,9 +198,20 @@ def test_ranks_that_shard_take_an_equal_part() -> None:
     assert FSDP2StrategyConfig().training_memory(LARGE, num_ranks=8, num_tokens=1)[state] == one / 8
     pairs = FSDP2StrategyConfig(shard_size=2)
     assert pairs.training_memory(LARGE, num_ranks=8, num_tokens=1)[state] == one / 2
-    for kind in (TorchStrategyConfig, MegatronStrategyConfig):
-        adapter = kind.model_validate({"lora": {"rank": 8}})
-        assert adapter.training_memory(LARGE, num_ranks=1, num_tokens=1)[state] == 4 * LARGE.num_parameters
+    adapter = MegatronStrategyConfig.model_validate({"lora": {"rank": 8}})
+    assert adapter.training_memory(LARGE, num_ranks=1, num_tokens=1)[state] == 4 * LARGE.num_parameters
+
+
+def test_matrices_that_do_not_learn_take_what_they_came_in() -> None:
+    embeddings = LARGE.vocab_size * LARGE.hidden_size
+    expected = {
+        "float32": FLOAT32 * LARGE.num_parameters,
+        "bfloat16": BFLOAT16 * (LARGE.num_parameters + embeddings),
+    }
+    for dtype, num_bytes in expected.items():
+        adapter = TorchStrategyConfig.model_validate({"lora": {"rank": 8}, "dtype": dtype})
+        memory = adapter.training_memory(LARGE, num_ranks=1, num_tokens=1)
+        assert memory[f"weights in {dtype}, adapter with its optimizer"] == num_bytes
 
 
 def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
@@ -221,7 +255,8 @@ def test_a_rank_holds_what_it_gathers() -> None:
         settings = FSDP2StrategyConfig(dtype="bfloat16", reshard_after_forward=reshard)
         memory = settings.training_memory(LARGE, num_ranks=8, num_tokens=1)
         assert memory["gathered weights"] == pytest.approx(BFLOAT16 * (layers + rest))
-    assert "gathered weights" not in FSDP2StrategyConfig().training_memory(LARGE, num_ranks=1, num_tokens=1)
+    whole = FSDP2StrategyConfig(dtype="float32")
+    assert "gathered weights" not in whole.training_memory(LARGE, num_ranks=1, num_tokens=1)
 
 
 def test_experts_share_their_moments_among_ranks_that_have_the_same_ones() -> None:
@@ -236,7 +271,6 @@ def test_experts_share_their_moments_among_ranks_that_have_the_same_ones() -> No
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors files"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "config.json").unlink(), "cannot be read"),
         (lambda folder: _set(folder, num_attention_heads=0), "num_attention_heads of at least 1"),
@@ -275,6 +309,24 @@ def _header(folder: Path, **entry: Any) -> None:
 def _set(folder: Path, **keys: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_a_config_json_alone_has_the_sizes_of_its_model(tmp_path: Path) -> None:
+    make_model("qwen3").save_pretrained(tmp_path)
+    sizes = model_sizes(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    assert model_sizes(tmp_path) == sizes
+    _set(tmp_path, hidden_act="none such")
+    with pytest.raises(LookupError, match="makes no model"):
+        model_sizes(tmp_path)
+
+
+def test_a_quantized_engine_holds_smaller_layers_and_keys() -> None:
+    plain = VLLMSettings().sampling_memory(LARGE, num_replies=4, num_tokens=1000)
+    quantized = VLLMSettings.model_validate({"quantization": "fp8", "kv_cache_dtype": "fp8"})
+    small = quantized.sampling_memory(LARGE, num_replies=4, num_tokens=1000)
+    assert plain["weights"] - small["weights"] == LARGE.num_layer_parameters
+    assert list(small.values())[1] * 2 == list(plain.values())[1]
 
 
 def test_a_tied_head_that_is_stored_counts_once(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from envsdk.config.loading import load_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.view.planning.candidates import Candidate, Plan, Row, best, cost_per_million, splits
 from envsdk.view.planning.figure import draw
-from envsdk.view.planning.report import table
+from envsdk.view.planning.report import comparison, table
+from envsdk.view.planning.settings import misfit_of
 from envsdk.view.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 
 BASE = Candidate(sampling_devices=2, async_generation_ratio=0.0, group_size=4, infer_batch_size=8)
@@ -55,6 +59,52 @@ def test_an_impossible_candidate_is_a_row_that_says_why(rows: list[Row]) -> None
     assert problems
     assert all("group_size 3" in problem for problem in problems)
     assert any("group_size 3" in line for line in table(rows, devices=8))
+
+
+def test_turns_are_compared_with_the_best_of_the_divided_ones(rows: list[Row]) -> None:
+    shared, divided, verdict = comparison(rows, 8)
+    assert shared.startswith("in turns on all 8 devices: ")
+    assert divided.startswith("divided, ")
+    rates = [float(line.split(": ")[1].split()[0]) for line in (shared, divided)]
+    assert verdict.startswith("dividing them: " if rates[1] >= rates[0] else "turns: ")
+    assert float(verdict.split(": ")[1].split()[0]) == pytest.approx(max(rates) / min(rates), abs=0.02)
+    assert comparison([row for row in rows if not row.candidate.is_shared], 8) == []
+
+
+def test_switching_devices_costs_turns_alone() -> None:
+    def step_s(switch_s: float, *, is_shared: bool) -> float:
+        timings = PLAN.workload.timings.model_copy(update={"switch_s": switch_s})
+        plan = replace(PLAN, workload=replace(PLAN.workload, timings=timings))
+        row = plan.evaluate(replace(BASE, is_shared=is_shared, sampling_devices=8 if is_shared else 2))
+        assert row.prediction is not None
+        return row.prediction.step_s
+
+    assert step_s(5.0, is_shared=True) == pytest.approx(step_s(0.0, is_shared=True) + 5.0)
+    assert step_s(5.0, is_shared=False) == step_s(0.0, is_shared=False)
+
+
+def test_what_does_not_fit_is_not_simulated(model_folder: Path) -> None:
+    run = load_config(
+        "agentic_sync.yaml",
+        [
+            f"pretrain={model_folder}",
+            "device_memory_gib=0.01",
+            "actor_train.strategy_args.strategy_name=fsdp2_train",
+            "actor_infer.strategy_args.strategy_name=vllm",
+            "actor_infer.strategy_args.strategy_config.gpu_memory_utilization=0.9",
+            "actor_infer.strategy_args.strategy_config.dtype=float32",
+        ],
+        for_training=False,
+        to_explain=True,
+    ).config
+    plan = replace(PLAN, misfit=partial(misfit_of, run, 8))
+    row = plan.evaluate(BASE)
+    assert row.prediction is None
+    assert row.problem.startswith("does not fit: ")
+    assert misfit_of(run.model_copy(update={"device_memory_gib": 80.0}), 8, BASE) == ""
+    assert comparison([row, replace(row, candidate=replace(BASE, is_shared=True))], 8)[1].endswith(
+        row.problem
+    )
 
 
 def test_the_table_begins_with_the_best_row_and_counts_money(rows: list[Row]) -> None:

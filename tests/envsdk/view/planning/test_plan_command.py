@@ -29,7 +29,10 @@ def test_a_plan_prints_a_table_and_writes_a_plot(
     monkeypatch.chdir(tmp_path)
     assert main([write(tmp_path, PLAN), "--devices", "4", "--cost", "2", "--steps", "3"]) == 0
     printed = capsys.readouterr().out
-    assert "6 configurations" in printed
+    assert "7 configurations" in printed
+    assert "\nin turns on all 4 devices: " in printed
+    assert "\ndivided, " in printed
+    assert printed.count("times as fast") == 1
     assert "\n*" in printed
     assert "per M tokens" in printed
     assert (tmp_path / "mine.svg").read_text().startswith("<svg")

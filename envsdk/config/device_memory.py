@@ -1,0 +1,262 @@
+"""What roles take of their devices, what each phase of a step needs there, and which runs cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory, ModelSizes, TakesShare
+from envsdk.base.settings.problems import Problem
+from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
+from envsdk.base.store.model_files import model_sizes
+from envsdk.config.device_sharing import NEEDS, Phase, device_groups, roles_of
+from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.plugins import settings_model
+from envsdk.config.role_models import Role
+from envsdk.contracts.held import Held
+
+_GIB = 2**30
+_ADVICE = {
+    "weights, gradients": "train an adapter alone (`strategy_config.lora`), or share it among more devices",
+    "activations": "set `gradient_checkpointing: true` (megatron_train: `recompute_granularity: full`), or a "
+    "smaller max_tokens_per_microbatch and sequence_length",
+    "attention": "take another `attn_implementation` than eager, or a smaller sequence_length",
+    "logits": "take a smaller max_tokens_per_microbatch and sequence_length",
+    "keys and values": "take a smaller infer_batch_size, or a smaller sequence_length",
+    "share": "give the engine a smaller one, for instance 0.4",
+    "": "take a smaller model, or more devices for this role",
+}
+"""What to set, by how the largest part begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleMemory:
+    """What a role takes of each of its devices, in bytes."""
+
+    parts: Memory
+    weights: float
+    """What it takes when it holds its weights alone."""
+    is_on_cpu: bool
+    """It takes main memory."""
+    problem: str = ""
+    """Why the share of a device that it asks for is not enough, where that is known."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+    def taken(self, held: Held) -> float:
+        return {Held.NOTHING: 0.0, Held.WEIGHTS: self.weights, Held.ALL: self.total}[held]
+
+    def told(self, where: str = "") -> str:
+        """In words, in GiB."""
+        parts = "; ".join(f"{what} {gib(num_bytes)}" for what, num_bytes in self.parts.items())
+        return f"{gib(self.total)} GiB{where and ' '}{where}: {parts}"
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes as GiB, in words."""
+    number = num_bytes / _GIB
+    return f"{number:,.1f}" if number >= 0.05 else f"{number:.2g}"
+
+
+def settings_of(role: Role, kind: str) -> BaseModel | None:
+    """Settings of the role's plug-in, where it declares them."""
+    model = settings_model(kind, role.strategy_args.strategy_name, "strategy_config")
+    return None if model is None else model.model_validate(dict(role.settings))
+
+
+def card_bytes(config: RunConfig) -> float | None:
+    """Memory of this machine's smallest GPU; None where it has none, or the run joins a cluster."""
+    if config.ray.address is not None or not Path("/dev/nvidiactl").exists():
+        return None
+    with suppress(ImportError, RuntimeError):
+        import torch
+
+        cards = range(torch.cuda.device_count())
+        return min(
+            (float(torch.cuda.get_device_properties(card).total_memory) for card in cards), default=None
+        )
+    return None
+
+
+def device_bytes(config: RunConfig) -> float | None:
+    """Memory of each device, as stated or as it is here; None where it is not known."""
+    stated = config.device_memory_gib
+    return card_bytes(config) if stated is None else stated * _GIB
+
+
+def role_memory(config: RunConfig, size: float | None = None) -> dict[str, RoleMemory]:
+    """What each role of this program takes of devices of this size, where its plug-in says so.
+
+    LookupError where the model does not say it.
+    """
+    if config.pretrain == EMBEDDED_DEFAULT:
+        return {}
+    model = _sizes_of(config.pretrain)
+    engine, infer = settings_of(config.actor_infer, "engines"), config.actor_infer
+    found: dict[str, RoleMemory] = {}
+    for name, role in roles_of(config).items():
+        if name != "actor_infer":
+            settings = settings_of(role, "trainers")
+            if isinstance(settings, EstimatesTraining):
+                found[name] = _of_trainer(config, role, settings, model, is_frozen=name == "reference")
+        elif isinstance(engine, EstimatesSampling) and (
+            parts := engine.sampling_memory(
+                model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
+            )
+        ):
+            found[name] = _of_engine(engine, parts)
+            if size is not None and isinstance(engine, TakesShare) and engine.device_share is not None:
+                one = engine.sampling_memory(model, num_replies=1, num_tokens=config.sequence_length)
+                found[name] = _with_share(one, *engine.device_share, size)
+    return found
+
+
+def _sizes_of(name: str) -> ModelSizes:
+    folder = known_folder(name)
+    if folder is None and not is_model_name(name):
+        path = Path(name).expanduser()
+        raise LookupError(f"there is no folder {path}; download the model into it, or name one of the hub")
+    if folder is None:
+        way = "`hf download NAME config.json --local-dir DIR` with pretrain=DIR is enough for an estimate"
+        raise LookupError(f"the model is not on this machine yet{'; ' + way if is_hub_name(name) else ''}")
+    return model_sizes(folder)
+
+
+def _of_trainer(
+    config: RunConfig, role: Role, settings: EstimatesTraining, model: ModelSizes, *, is_frozen: bool
+) -> RoleMemory:
+    num_ranks = len(role.device_mapping or (0,))
+    frozen = parts = settings.frozen_memory(model, num_ranks=num_ranks)
+    if not is_frozen:
+        args = settings_model("trainers", role.strategy_args.strategy_name, "training_args")
+        given = args.model_validate(dict(config.actor_train.training_args)).model_dump() if args else {}
+        parts = settings.training_memory(
+            model,
+            num_ranks=num_ranks,
+            num_tokens=max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length),
+            sequence_length=config.sequence_length,
+        )
+    return RoleMemory(parts=parts, weights=frozen["weights"], is_on_cpu=_is_on_cpu(settings))
+
+
+def _of_engine(engine: object, parts: Memory) -> RoleMemory:
+    return RoleMemory(parts=parts, weights=parts["weights"], is_on_cpu=_is_on_cpu(engine))
+
+
+def _with_share(one: Memory, key: str, share: float, size: float) -> RoleMemory:
+    """Of an engine that takes a share of the device, and of it has to hold `one` sequence at least."""
+    given, least, weights = share * size, sum(one.values()), one["weights"]
+    problem = ""
+    if least > given:
+        problem = (
+            f"{key} {share:g} of {gib(size)} GiB is {gib(given)}, and weights with one sequence take about "
+            f"{gib(least)}: raise it, take more devices for an engine, or a smaller model"
+        )
+    parts = {"weights": weights, f"share for keys and values ({key} {share:g})": max(given, least) - weights}
+    return RoleMemory(parts=parts, weights=weights, is_on_cpu=False, problem=problem)
+
+
+def _is_on_cpu(settings: object) -> bool:
+    return getattr(settings, "device", "") == "cpu"
+
+
+Needs = Mapping[Phase, Mapping[str, float]]
+"""Bytes of one device by phase and role."""
+
+
+def device_needs(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[str, Needs]:
+    """What each phase needs of each device, by the device's name; equal ones have one together."""
+    group_of = {role.name: group for group in device_groups(config) for role in group}
+
+    def taken(name: str, owner: str, held: Held) -> float:
+        """What a role takes while it is the turn of `owner`."""
+        rests = {role.name: role.rests_at for role in group_of.get(name, ())}
+        now = held if name == owner else rests[name] if owner in rests else Held.ALL
+        return memory[name].taken(now if rests else Held.ALL)
+
+    places = _places(config, memory)
+    devices_of: dict[str, list[str]] = {}
+    found: dict[str, Needs] = {}
+    for device in dict.fromkeys(device for where in places.values() for device in where):
+        here = [name for name, where in places.items() if device in where]
+        needs: Needs = {
+            phase: {name: taken(name, *NEEDS[phase]) for name in here}
+            for phase in Phase
+            if phase is not Phase.SAVE
+            and (phase is not Phase.SCORE or config.needs_reference or config.needs_values)
+        }
+        devices_of.setdefault(repr(needs), []).append(device)
+        found[devices_of[repr(needs)][0]] = needs
+    return {_named(devices): found[devices[0]] for devices in devices_of.values()}
+
+
+def _places(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[str, list[str]]:
+    """The devices of each role that is not on a CPU, by number, or by a role that chooses its own."""
+    places: dict[str, list[str]] = {}
+    for name in memory:
+        role = roles_of(config)[name]
+        device = str(role.settings.get("device", ""))
+        if not memory[name].is_on_cpu:
+            own = [device.partition(":")[2] or "0"] if device.startswith("cuda") else [name]
+            places[name] = [str(number) for number in role.device_mapping or ()] or own
+    for group in device_groups(config):
+        known = [device for each in group for device in places.get(each.name, ()) if device != each.name]
+        for each in group:
+            if places.get(each.name) == [each.name]:
+                places[each.name] = list(dict.fromkeys(known)) or [group[0].name]
+    return places
+
+
+def _named(devices: list[str]) -> str:
+    if not devices[0].isdecimal():
+        return f"the device of {devices[0]}"
+    numbers = [int(device) for device in devices]
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"devices {numbers[0]} to {numbers[-1]}"
+    return f"device{'s' if len(devices) > 1 else ''} {', '.join(devices)}"
+
+
+def needs_told(needs: Needs) -> str:
+    """Each phase with what it needs, in GiB."""
+    sums = {str(phase): gib(sum(taken.values())) for phase, taken in needs.items()}
+    if len(set(sums.values())) == 1:
+        return f"{next(iter(sums.values()))} in every phase"
+    return ", ".join(f"{phase} {total}" for phase, total in sums.items())
+
+
+def memory_problems(config: RunConfig, size: float) -> Iterator[Problem]:
+    """What cannot fit on devices of so many bytes: what each phase needs, and what to set.
+
+    The runtime's own memory is not counted, so what is refused here has no chance.
+    """
+    try:
+        memory = role_memory(config, size)
+    except (LookupError, ValidationError):
+        return  # a row of --explain, or another check, says why
+    for name, role in memory.items():
+        if role.problem:
+            yield Problem((name, "strategy_args", "strategy_config"), role.problem)
+            return
+    turns = {role.name for group in device_groups(config) for role in group}
+    for device, needs in device_needs(config, memory).items():
+        phase, taken = max(needs.items(), key=lambda each: sum(each[1].values()))
+        if sum(taken.values()) <= size:
+            continue
+        largest = max(taken, key=lambda name: taken[name])
+        part = max(memory[largest].parts, key=lambda part: memory[largest].parts[part])
+        advice = next(text for begin, text in _ADVICE.items() if part.startswith(begin))
+        if len(taken) > 1 and not turns.intersection(taken):
+            names = " and ".join(taken)
+            advice = f"let {names} take turns (`offload: all`, async_generation_ratio 0); or {advice}"
+        roles = "; ".join(f"{name} {memory[name].told()}" for name in taken)
+        yield Problem(
+            ("device_memory_gib",),
+            f"{gib(size)} GiB are not enough for {device}, which needs about, in GiB: {needs_told(needs)}. "
+            f"In all, {roles}. Most in {phase} is {part} of {largest}: {advice}",
+        )
