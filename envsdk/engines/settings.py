@@ -10,6 +10,12 @@ from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.sampling import SamplingShape
 
+NO_EXPERTS = (
+    "does not tell which experts a mixture chose: take `embedded`, or `vllm` or `sglang` with "
+    "strategy_config.enable_return_routed_experts: true"
+)
+"""What to do about an engine without the ability `routed_experts`."""
+
 
 class EngineSettings(StrictSettings):
     """Base of every engine's settings."""
@@ -21,6 +27,11 @@ class EngineSettings(StrictSettings):
 
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
+
+    @property
+    def may_tell_experts(self) -> bool:
+        """False where it is known before the start that the engine lacks the ability `routed_experts`."""
+        return False
 
     @property
     def is_one_server(self) -> bool:
