@@ -82,6 +82,8 @@ SHARING_MODEL_TYPES = frozenset({
 class TransformersArgs(StrictSettings):
     """How a `transformers` model is run, on one rank or several."""
 
+    replays_routing: ClassVar[bool] = True
+    """Routers of a mixture can be made to choose what the engine's chose."""
     takes_support: ClassVar[bool] = True
     """Log-probabilities are normalized over the tokens that could be drawn, where they are told."""
     scores_several: ClassVar[bool] = True

@@ -20,9 +20,11 @@ from envsdk.config import plugins
 from envsdk.config.device_memory import card_bytes, memory_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
+from envsdk.config.sampling_support import known_settings
 from envsdk.config.section import split_evenly
 from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.engines.settings import NO_EXPERTS
 
 _KIB, _MIB = 1024, 1024**2
 _RUNS = Path("runs")
@@ -73,6 +75,13 @@ def _routing_replay(config: RunConfig) -> Iterator[Problem]:
     path: KeyPath = ("train_infer_correction", "routing_replay")
     if family:
         yield Problem(path, f"the policy is dense ({family}): leave this out")
+        return
+    engine = known_settings(config)
+    if engine is not None and not engine.may_tell_experts:
+        yield Problem(path, f"`{config.actor_infer.strategy_args.strategy_name}` {NO_EXPERTS}")
+    trainer = config.actor_train.strategy_args.strategy_name
+    if not getattr(plugins.settings_model("trainers", trainer, "strategy_config"), "replays_routing", False):
+        yield Problem(path, f"the trainer `{trainer}` does not replay experts: take `torch` or `fsdp2_train`")
 
 
 def _other_models(config: RunConfig) -> Iterator[Problem]:

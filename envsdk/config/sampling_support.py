@@ -24,7 +24,7 @@ def support_problem(config: RunConfig) -> str | None:
     if not getattr(trainer_settings, "takes_support", False):
         return f"the trainer `{trainer}` does not normalize over them"
     others = [config.val_generating_args.sampling] if config.val_batch_size else []
-    settings = _engine_settings(config)
+    settings = known_settings(config)
     if settings is None:
         return "the engine does not tell them"
     return settings.support_problem(sampling, *others)
@@ -37,13 +37,14 @@ def keeps_support(config: RunConfig) -> bool:
 
 def engine_settings(config: RunConfig) -> dict[str, Any]:
     """What the policy's engines are given."""
-    given, own = config.actor_infer.settings, _engine_settings(config)
+    given, own = config.actor_infer.settings, known_settings(config)
     if own is not None and "return_sampling_mask" in type(own).model_fields and keeps_support(config):
         return {"return_sampling_mask": True, **given}
     return given
 
 
-def _engine_settings(config: RunConfig) -> EngineSettings | None:
+def known_settings(config: RunConfig) -> EngineSettings | None:
+    """The settings of the policy's engines; None where they are wrong, or of an engine of others."""
     infer = config.actor_infer
     model = plugins.settings_model("engines", infer.strategy_args.strategy_name, "strategy_config")
     if model is None or not issubclass(model, EngineSettings):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envsdk.contracts.failures import Boundary, EngineError, Failure
 from envsdk.contracts.held import Held
@@ -74,7 +75,8 @@ class Reply:
     sets: list[Sequence[int]] = field(default_factory=list, init=False)
     """Tokens that could be drawn at each place, where the request asks for them."""
     prompt_scores: PromptScores | None = field(default=None, init=False)
-    """Where the request asks for them and they have come."""
+    """Where the request asks for them and they have come, as `experts`."""
+    experts: NDArray[np.int16] | None = field(default=None, init=False)
 
     def take(
         self,
@@ -125,7 +127,7 @@ class Reply:
     def _result(self, reason: FinishReason, failure: EngineFailure | None = None) -> GenerationResult:
         sampled = self.token_ids, self.logprobs, self.spans
         result = result_of(self.request.request_id, reason, *sampled, failure, self.sets)
-        return replace(result, prompt_scores=self.prompt_scores)
+        return replace(result, prompt_scores=self.prompt_scores, experts=self.experts)
 
     def answer(self, result: GenerationResult) -> None:
         """End with a result that the core made itself."""

@@ -12,6 +12,11 @@ from envsdk.engines.sampling import SamplingShape
 
 _QUANTIZED = {"fp8": 1.0, "awq": 0.5, "awq_marlin": 0.5, "bitsandbytes": 0.5, "gptq": 0.5, "gptq_marlin": 0.5}
 """Bytes of a weight in the layers, by an engine's `quantization`."""
+NO_EXPERTS = (
+    "does not tell which experts a mixture chose: take `embedded`, or `vllm` or `sglang` with "
+    "strategy_config.enable_return_routed_experts: true"
+)
+"""What to do about an engine without the ability `routed_experts`."""
 
 
 class EngineSettings(StrictSettings):
@@ -24,6 +29,11 @@ class EngineSettings(StrictSettings):
 
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
+
+    @property
+    def may_tell_experts(self) -> bool:
+        """False where it is known before the start that the engine lacks the ability `routed_experts`."""
+        return False
 
     @property
     def is_one_server(self) -> bool:

@@ -30,6 +30,7 @@ from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_demand import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
+from envsdk.engines.settings import NO_EXPERTS
 from envsdk.managers.batch_files import read_batch
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
@@ -141,9 +142,7 @@ class RolloutCluster:
         )
         if not all(ability.routed_experts for ability in abilities):
             raise ConfigurationError(
-                "train_infer_correction.routing_replay: the engine of actor_infer does not tell which "
-                "experts a mixture chose, or its model is none; `embedded` does, and `vllm` with "
-                "strategy_config.enable_return_routed_experts: true"
+                f"train_infer_correction.routing_replay: the engine of actor_infer {NO_EXPERTS}"
             )
 
     async def _tell_of_full_engines(self) -> None:

@@ -55,7 +55,7 @@ FAMILIES: dict[str, Callable[[Shape], Any]] = {
         **{**shape, **_GLM_MOE, "n_group": 1}, first_k_dense_replace=1, use_qk_norm=True
     ),
     "glm4_moe_lite": lambda shape: transformers.Glm4MoeLiteConfig(
-        **{**shape, "num_key_value_heads": 4}, **_GLM_MOE, **_LATENT
+        **{**shape, "num_key_value_heads": 4}, **_GLM_MOE, **_LATENT, first_k_dense_replace=1
     ),
     "gpt_oss": lambda shape: transformers.GptOssConfig(
         **shape, **_ALTERNATING, num_local_experts=4, num_experts_per_tok=2
@@ -113,10 +113,10 @@ WITH_TOWERS: dict[str, Callable[[Shape], Any]] = {
 MIXTURES = tuple(name for name in FAMILIES if "moe" in name or name in ("gpt_oss", "mixtral"))
 
 
-def make_family(name: str, seed: int = 0) -> Any:
-    """Weights and buffers are random all over."""
+def make_family(name: str, seed: int = 0, **sizes: int) -> Any:
+    """Weights and buffers are random all over. `sizes`: other ones of its configuration."""
     torch.manual_seed(seed)
-    return shaken(transformers.AutoModelForCausalLM.from_config(FAMILIES[name](_SHAPE)), seed)
+    return shaken(transformers.AutoModelForCausalLM.from_config(FAMILIES[name](_SHAPE | sizes)), seed)
 
 
 def make_with_tower(name: str, seed: int = 0) -> Any:

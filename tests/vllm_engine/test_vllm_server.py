@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -20,7 +22,10 @@ from vllm_models import save_model
 
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineConfig, GenerationResult
+from envsdk.engines.engine_support.experts import from_npy
 from envsdk.engines.openai.engine import OpenAIEngine
+from envsdk.engines.openai.settings import OpenAISettings
+from envsdk.engines.openai.wire import completion_body, read_event
 from envsdk.testing.engine_structures import write_tokenizer
 
 pytestmark = pytest.mark.vllm
@@ -106,6 +111,25 @@ def test_weights_that_come_during_a_reply_are_the_version_of_its_later_tokens(ur
             assert "label `mine`" in (await engine.submit(request("b"))).error
 
     play_on(OpenAIEngine, config(url, "generate", ignore_eos=True), ask)
+
+
+def test_experts_are_asked_for_and_read_in_the_words_of_vllms_own_server() -> None:
+    """It tells of them with its V2 model runner alone, which does not run on a CPU."""
+    from vllm.entrypoints.scale_out.token_in_token_out import protocol
+    from vllm.utils.serial_utils import numpy2base64
+
+    settings = OpenAISettings(base_url="http://server/v1", model="tiny", protocol="generate")
+    body = completion_body(settings, replace(request(), experts_from=2), 4, tells_experts=True)
+    asked = protocol.GenerateRequest.model_validate(body)
+    assert asked.sampling_params.routed_experts_prompt_start == 2
+    chosen = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+    choice = protocol.GenerateTokensStreamChoice(
+        index=0, token_ids=[5], finish_reason="stop", routed_experts=numpy2base64(chosen)
+    )
+    told = protocol.GenerateTokensStreamResponse(request_id="a", choices=[choice]).model_dump_json()
+    delta = read_event(told, prompt_ids=[3, 1, 4], with_logprobs=False)
+    assert delta.experts is not None
+    np.testing.assert_array_equal(from_npy(base64.b64decode(delta.experts)), chosen)
 
 
 async def test_vllms_own_classes_read_what_the_endpoint_answers() -> None:

@@ -41,6 +41,10 @@ class EmbeddedSettings(EngineSettings):
     force_generic: bool = False
     """Run the model through transformers even where the fast path knows its architecture."""
 
+    @property
+    def may_tell_experts(self) -> bool:
+        return True
+
     def num_slots(self, slot_bytes: int, max_running: int) -> int:
         """Sequences whose keys and values are kept, each of which takes `slot_bytes`."""
         running = self.max_running or max_running

@@ -11,6 +11,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from envsdk.engines.settings import EngineSettings
 
+ROUTED_EXPERTS = "enable_return_routed_experts"
+"""The argument by which vLLM and SGLang tell the experts that a mixture chose."""
 _MISSPELLED = 0.85
 """How similar a name must be to a known one, as `difflib` measures it, to be a misspelling of it."""
 
@@ -28,6 +30,10 @@ class PassThroughSettings(EngineSettings):
     """Arguments of the program whose misspellings are found."""
     set_by_engine: ClassVar[Mapping[str, str]]
     """Arguments of the program that follow from the run's own keys, and what each is."""
+
+    @property
+    def may_tell_experts(self) -> bool:
+        return bool((self.model_extra or {}).get(ROUTED_EXPERTS))
 
     @model_validator(mode="after")
     def _no_misspelled_arguments(self) -> Self:

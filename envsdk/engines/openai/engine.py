@@ -19,6 +19,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Self
 
 import httpx2
@@ -35,6 +36,7 @@ from envsdk.engines.engine import (
     GenerationResult,
     WeightReference,
 )
+from envsdk.engines.engine_support.experts import from_npy, read_experts
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off, events, http_client
 from envsdk.engines.front import EngineFront, settings_of
@@ -78,6 +80,8 @@ class OpenAICore(TaskCore):
         self._heeds_biases: bool | None = None
         """Known after the first request that needs it."""
         self._checking_biases = asyncio.Lock()
+        self._tells_experts = False
+        """With the last reply."""
         self._version = 0
         """Newest one that a reply was sampled under, as far as the server tells."""
         self._num_ended_tokens = 0
@@ -91,6 +95,7 @@ class OpenAICore(TaskCore):
         first = await self._probe(max_new_tokens=1)
         if len(first.token_ids) == 0:
             return  # an empty reply to this prompt shows nothing
+        self.abilities = replace(self.abilities, routed_experts=self._tells_experts)
         if self.abilities.processed_logprobs and first.logprobs[0] < _CERTAIN:
             raise ConfigurationError(
                 f"{self._settings.base_url} gives log-probability {first.logprobs[0]:.4g} to the only token "
@@ -208,7 +213,12 @@ class OpenAICore(TaskCore):
         request, version = reply.request, self._version
         prompt_ids = request.prompt_ids.tolist()
         room = self._sequence_length - len(prompt_ids)
-        body = completion_body(self._settings, request, min(request.sampling.max_new_tokens, room))
+        body = completion_body(
+            self._settings,
+            request,
+            min(request.sampling.max_new_tokens, room),
+            tells_experts=self.abilities.routed_experts,
+        )
         async with aclosing(events(self._http, self._settings.url, body)) as messages:
             async for data in messages:
                 await self._flowing.wait()
@@ -219,6 +229,8 @@ class OpenAICore(TaskCore):
                 if delta.weight_versions:
                     self._learn_versions(reply, delta.weight_versions)
                 if delta.finish_reason is not None:
+                    self._tells_experts = delta.experts is not None
+                    reply.experts = read_experts(reply, delta.experts, from_npy)
                     reply.end(delta.finish_reason)
         if reply.is_open:
             raise Unavailable("the reply ended without a finish_reason")

@@ -11,8 +11,8 @@ from envsdk.engines.settings import EngineSettings
 SET_BY_ENGINE = frozenset(
     {"detokenize", "guided_choice", "guided_json", "guided_regex", "json_schema", "logprobs", "max_tokens",
      "min_p", "model", "n", "prompt", "regex", "repetition_penalty", "response_format", "return_token_ids",
-     "seed", "stop_token_ids", "stream", "structural_tag", "structured_outputs", "temperature", "top_k",
-     "top_p"}
+     "routed_experts_prompt_start", "seed", "stop_token_ids", "stream", "structural_tag",
+     "structured_outputs", "temperature", "top_k", "top_p"}
 )  # fmt: skip
 """Fields of a request that follow from the run's own keys."""
 

@@ -37,6 +37,8 @@ class Delta:
     """Spans of the complete reply, where the server tells them: with its end."""
     sets: Sequence[Sequence[int]] = ()
     """Tokens that could be drawn at the place of each of `token_ids`, where the server tells them."""
+    experts: str | None = None
+    """As the server tells them with the end of the reply; see `experts.from_npy`."""
 
 
 class VersionLabel(BaseModel):
@@ -70,7 +72,7 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
     text: str = ""
     weight_versions: list[VersionLabel] | None = None
-    routed_experts: Any = None
+    routed_experts: str | None = None
     sampling_mask: list[list[int]] | None = None
 
 
@@ -80,13 +82,13 @@ class _Event(BaseModel):
     error: Any = None
 
 
-_UNREAD = {"routed_experts": "return-routed-experts"}
-"""What a server adds to each reply, at the cost of far more bytes than its tokens, and by which option."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
-def completion_body(settings: OpenAISettings, request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
-    """The request as JSON.
+def completion_body(
+    settings: OpenAISettings, request: GenerationRequest, max_tokens: int, *, tells_experts: bool = False
+) -> dict[str, Any]:
+    """The request as JSON. `tells_experts`: the server adds experts to each reply, of no more than needed.
 
     Parameters that are off are sent too: servers take defaults from a model's `generation_config.json`, which
     would change the distribution without the run's knowledge.
@@ -110,6 +112,9 @@ def completion_body(settings: OpenAISettings, request: GenerationRequest, max_to
     if settings.logprobs != "none":
         body["logprobs"] = 0  # the sampled token's, and no alternatives
     prompt = request.prompt_ids.tolist()
+    if tells_experts:
+        start = len(prompt) if request.experts_from is None else request.experts_from
+        body["routed_experts_prompt_start"] = start
     head = {"model": settings.model, "stream": True, "return_token_ids": True}
     if settings.protocol == "generate":
         return {**head, "token_ids": prompt, "sampling_params": {**body, "detokenize": False}}
@@ -163,11 +168,6 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
     if not event.choices:
         return Delta((), (), None)
     choice = event.choices[0]
-    for name, option in _UNREAD.items():
-        if getattr(choice, name) is not None:
-            raise ReplyRefused(
-                f"the server sends `{name}`, which nothing here reads: start it without `--enable-{option}`"
-            )
     returned = choice.prompt_token_ids if event.prompt_token_ids is None else event.prompt_token_ids
     if returned is not None and returned != list(prompt_ids):
         raise ReplyRefused("the server changed the prompt: the prompt_token_ids it returned are others")
@@ -182,10 +182,11 @@ def read_event(data: str, *, prompt_ids: Sequence[int], with_logprobs: bool) -> 
                 "the server returned text without token ids; it must understand `return_token_ids`, as vLLM "
                 "does: text cannot be turned back into the tokens that were sampled"
             )
-        return Delta((), (), reason)
+        return Delta((), (), reason, experts=choice.routed_experts)
     logprobs = _logprobs(choice, len(choice.token_ids), with_logprobs)
     sets = choice.sampling_mask or ()
-    return Delta(choice.token_ids, logprobs, reason, choice.weight_versions or (), sets)
+    labels = choice.weight_versions or ()
+    return Delta(choice.token_ids, logprobs, reason, labels, sets, choice.routed_experts)
 
 
 def _logprobs(choice: _Choice, count: int, with_logprobs: bool) -> Sequence[float]:

@@ -24,6 +24,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
@@ -36,6 +39,7 @@ from envsdk.engines.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.engines.engine_support.experts import read_experts
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off
 from envsdk.engines.front import EngineFront, model_of, settings_of
@@ -46,8 +50,8 @@ from envsdk.engines.sglang.server_weights import NewWeights, ServerWeights
 from envsdk.engines.sglang.settings import SGLangSettings
 from envsdk.engines.sglang.wire import (
     Delta,
-    end_tokens,
     generate_body,
+    model_facts,
     read_message,
     why_unended,
     why_unsupported,
@@ -89,7 +93,7 @@ class SGLangCore(TaskCore):
         self._config = config
         self._settings = settings
         self._weights = ServerWeights(self.connection, config.model, settings)
-        self._end_tokens = end_tokens(config.model)
+        self._model = model_facts(config.model)
         self._broken: Callable[[str], None] = lambda why: None
         self._watching: asyncio.Task[None] | None = None
         self._draw = random.Random(config.seed)
@@ -116,6 +120,7 @@ class SGLangCore(TaskCore):
             prefix_reuse=facts.reuses_prefixes,
             structured_output=facts.keeps_structures,
             lora=facts.takes_adapters,
+            routed_experts=facts.tells_experts and self._model.expert_shape is not None,
         )
         self._broken = broken
         self._watching = asyncio.ensure_future(self._watch())
@@ -145,7 +150,7 @@ class SGLangCore(TaskCore):
 
     def why_refused(self, request: GenerationRequest) -> EngineFailure | None:
         return why_unsupported(self._settings, request.sampling) or why_unended(
-            request.sampling, self._end_tokens
+            request.sampling, self._model.end_tokens
         )
 
     async def sample(self, reply: Reply) -> None:
@@ -201,6 +206,7 @@ class SGLangCore(TaskCore):
             sampling=reply.request.sampling,
             max_new_tokens=self._room(reply),
             lora_name=self._weights.lora_name,
+            experts_from=reply.request.experts_from,
         )
         last = Delta((), (), None)
         num_known = 0
@@ -217,7 +223,13 @@ class SGLangCore(TaskCore):
                 reply.take(last.token_ids, last.logprobs, version, sets)
         if last.finish_reason is None:
             raise Unavailable("the reply ended without a finish_reason")
+        if last.experts is not None or last.finish_reason is not FinishReason.ABORT:
+            reply.experts = read_experts(reply, last.experts, self._as_experts)
         return last
+
+    def _as_experts(self, told: bytes) -> NDArray[np.int32]:
+        assert self._model.expert_shape is not None
+        return np.frombuffer(told, "<i4").reshape(-1, *self._model.expert_shape)
 
     async def _back_off(self, failure: Unavailable, num_before: int) -> None:
         settings = self._settings

@@ -41,10 +41,10 @@ _SHARE = 0.85
 
 COMMON_ARGUMENTS = frozenset(
     {"attention_backend", "chunked_prefill_size", "context_length", "dcp_size", "disable_cuda_graph",
-     "disable_radix_cache", "dp_size", "dtype", "dwdp_size", "enable_lora", "ep_size", "grammar_backend",
-     "kv_cache_dtype", "load_format", "lora_target_modules", "max_lora_rank", "max_prefill_tokens",
-     "mem_fraction_static", "mm_attention_backend", "page_size", "pp_size", "quantization",
-     "sampling_mask_max_tokens", "schedule_policy", "tp_size", "trust_remote_code"}
+     "disable_radix_cache", "dp_size", "dtype", "dwdp_size", "enable_lora", "enable_return_routed_experts",
+     "ep_size", "grammar_backend", "kv_cache_dtype", "load_format", "lora_target_modules", "max_lora_rank",
+     "max_prefill_tokens", "mem_fraction_static", "mm_attention_backend", "page_size", "pp_size",
+     "quantization", "sampling_mask_max_tokens", "schedule_policy", "tp_size", "trust_remote_code"}
 )  # fmt: skip
 """Arguments of SGLang's server whose misspellings are found before it starts; it refuses others itself."""
 
@@ -101,6 +101,10 @@ class SGLangSettings(PassThroughSettings):
     @property
     def is_one_server(self) -> bool:
         return self.base_url is not None
+
+    @property
+    def may_tell_experts(self) -> bool:
+        return self.base_url is not None or super().may_tell_experts
 
     @property
     def takes_adapters(self) -> bool:

@@ -6,6 +6,7 @@ The fields are those of `/generate`, `/server_info`, `/v1/loads` and `/update_we
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineFailure, ErrorKind, PromptScores, TopTokens
 from envsdk.engines.engine_support.failures import TRANSIENT_STATUSES, ReplyRefused, Unavailable, error_text
 from envsdk.engines.engine_support.requests import change_fields, sglang_structure
+from envsdk.engines.engine_support.settings import ROUTED_EXPERTS
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.sglang.settings import SGLangSettings
@@ -44,6 +46,8 @@ class Delta:
     """Tokens that could be drawn at the place of each of `token_ids`, where the server tells them."""
     prompt_scores: PromptScores | None = None
     """Where they are asked for: with the finish reason."""
+    experts: str | None = None
+    """As `prompt_scores`; numbers of 32 bits in base64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,16 @@ class ServerFacts:
     reuses_prefixes: bool
     keeps_structures: bool
     takes_adapters: bool
+    tells_experts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a server does not tell of its model."""
+
+    end_tokens: frozenset[int]
+    expert_shape: tuple[int, int] | None
+    """Layers, and chosen experts of each; None where the model is no mixture."""
 
 
 def why_unsupported(settings: SGLangSettings, sampling: SamplingParams) -> EngineFailure | None:
@@ -78,18 +92,20 @@ def why_unended(sampling: SamplingParams, end_tokens: frozenset[int]) -> EngineF
     )
 
 
-def end_tokens(model: Path | None) -> frozenset[int]:
-    """Those of a model's folder, as SGLang finds them; none where it names none."""
-    found: set[int] = set()
+def model_facts(folder: Path | None) -> ModelFacts:
+    """What the files of a model's folder say; nothing of those that are not there."""
+    found: list[dict[str, Any]] = []
     for file in ("config.json", "generation_config.json"):
         try:
-            named = (
-                json.loads((model / file).read_text(encoding="utf-8")).get("eos_token_id") if model else None
-            )
+            found.append(json.loads((folder / file).read_text(encoding="utf-8")) if folder else {})
         except (OSError, ValueError):
-            continue
-        found |= {named} if isinstance(named, int) else set(named or ())
-    return frozenset(found)
+            found.append({})
+    named = [config.get("eos_token_id") for config in found]
+    ends = (each if isinstance(each, list) else [each] for each in named if each is not None)
+    text = found[0].get("text_config") or found[0]
+    num_chosen = text.get("num_experts_per_tok") or text.get("top_k_experts")
+    shape = (text["num_hidden_layers"], num_chosen) if num_chosen else None
+    return ModelFacts(frozenset(itertools.chain.from_iterable(ends)), shape)
 
 
 def generate_body(
@@ -100,6 +116,7 @@ def generate_body(
     sampling: SamplingParams,
     max_new_tokens: int,
     lora_name: str | None = None,
+    experts_from: int | None = None,
 ) -> dict[str, Any]:
     """One request to `/generate`. Penalties are named because a server may have other defaults."""
     sampling_params: dict[str, Any] = {
@@ -125,6 +142,11 @@ def generate_body(
         "sampling_params": sampling_params,
         "stream": True,
         "return_logprob": settings.logprobs != "none",
+        **(
+            {}
+            if experts_from is None
+            else {"return_routed_experts": True, "routed_experts_start_len": experts_from}
+        ),
         "return_sampling_mask": settings.logprobs == "sampling" and sampling.is_truncated,
         **(
             {"logprob_start_len": 0, "top_logprobs_num": sampling.top_logprobs}
@@ -157,6 +179,7 @@ class _MetaInfo(BaseModel):
     output_token_sampling_mask: list[Any] = []
     input_token_logprobs: list[tuple[float | None, int, Any]] = []
     input_top_logprobs: list[list[tuple[float, int, Any]] | None] = []
+    routed_experts: str | None = None
 
 
 class _Message(BaseModel):
@@ -206,7 +229,8 @@ def read_message(data: str, *, body: Mapping[str, Any], num_known: int, stamp: s
         raise ReplyRefused(f"the server stopped at {finish.matched!r}, which is not the reply's last token")
     num_prefilled = max(0, meta.prompt_tokens - meta.cached_tokens)
     scores = _prompt_scores(meta, body) if "logprob_start_len" in body else None
-    return Delta(token_ids, logprobs, reason, num_prefilled, finish.message, sets, scores)
+    told = finish.message, sets, scores, meta.routed_experts
+    return Delta(token_ids, logprobs, reason, num_prefilled, *told)
 
 
 def _prompt_scores(meta: _MetaInfo, body: Mapping[str, Any]) -> PromptScores:
@@ -290,6 +314,7 @@ def read_facts(server_info: Mapping[str, Any]) -> ServerFacts:
         keeps_structures=not server_info.get("skip_tokenizer_init")
         and server_info.get("grammar_backend") != "none",
         takes_adapters=bool(server_info.get("enable_lora")),
+        tells_experts=bool(server_info.get(ROUTED_EXPERTS)),
     )
 
 

@@ -28,13 +28,13 @@ from envsdk.engines.engine import (
     TokenDelta,
     WeightReference,
 )
+from envsdk.engines.engine_support.experts import experts_of
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
-from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, ROUTED_EXPERTS, VLLMSettings, end_token
+from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
 from envsdk.engines.vllm.translate import (
-    read_experts,
     read_output,
     read_progress,
     sampling_options,
@@ -78,7 +78,7 @@ class VLLMCore(TaskCore):
             prompt_logprobs=True,
             lora=settings.enable_lora,
             progress=True,
-            routed_experts=bool((settings.model_extra or {}).get(ROUTED_EXPERTS)),
+            routed_experts=settings.may_tell_experts,
             processed_logprobs=settings.logprobs == "sampling",
             support=bool(settings.return_sampling_mask),
         )
@@ -131,7 +131,8 @@ class VLLMCore(TaskCore):
             )
             result = read_output(request.request_id, output)
             if request.experts_from is not None:
-                result = replace(result, experts=read_experts(request, output.outputs[0]))
+                told = output.outputs[0].routed_experts
+                result = replace(result, experts=experts_of(request, len(result.token_ids), told))
             reply.answer(result)
         finally:
             self._in_vllm.discard(reply)

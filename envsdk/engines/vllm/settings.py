@@ -21,8 +21,6 @@ CPU_KV_CACHE_BYTES = 1 << 30
 CPU_BLOCK_SIZE = 32
 """Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""
 
-ROUTED_EXPERTS = "enable_return_routed_experts"
-"""vLLM's argument by which it tells the experts that a mixture chose."""
 DEFAULT_MAX_LORA_RANK = 16
 """vLLM's own."""
 _SHARE = 0.92

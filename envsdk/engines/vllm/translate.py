@@ -118,22 +118,6 @@ def read_output(request_id: str, output: Any) -> GenerationResult:
     )
 
 
-def read_experts(request: GenerationRequest, completion: Any) -> NDArray[np.int16] | None:
-    """The experts that the request asks for: vLLM's are of every layer. None where nothing was sampled.
-
-    ValueError where it told of others.
-    """
-    num_tokens = len(completion.token_ids)
-    if request.experts_from is None or num_tokens == 0:
-        return None
-    asked_for = len(request.prompt_ids) + num_tokens - 1 - request.experts_from
-    told = completion.routed_experts
-    if told is None or len(told) != asked_for:
-        found = "none" if told is None else len(told)
-        raise ValueError(f"vLLM told the experts of {found} tokens, asked for {asked_for}")
-    return np.asarray(told).astype(np.int16)
-
-
 def read_progress(request_id: str, completion: Any, num_known: int) -> TokenDelta | None:
     """What an unfinished `CompletionOutput` has beyond its first `num_known` tokens; None when nothing."""
     token_ids, logprobs = _tokens(completion)

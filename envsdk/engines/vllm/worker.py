@@ -32,8 +32,10 @@ class WorkerExtension:
 
         vLLM copies them into the memory the old ones have, layer by layer.
         """
+        model = self.model_runner.get_model()
+        _pack_experts_again(model)
         self.model_runner.reload_weights(weights_iterator=_tensors(handle))
-        _repack_tied_head(self.model_runner.get_model())
+        _repack_tied_head(model)
 
 
 def _end_with(pid: int) -> None:
@@ -56,6 +58,14 @@ if OWNER in os.environ:
 def _tensors(handle: Handle) -> Iterator[tuple[str, Tensor]]:
     for name, weight in read_staged(handle):
         yield name, weight if isinstance(weight, Tensor) else torch.from_numpy(weight)
+
+
+def _pack_experts_again(model: Any) -> None:
+    """On a CPU experts are padded and packed where they have no kernel yet: vLLM 0.32 does not renew that."""
+    for layer in model.modules():
+        method: Any = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and layer.w13_weight.device.type == "cpu":
+            method.moe_kernel = None
 
 
 def _repack_tied_head(model: Any) -> None:

@@ -56,6 +56,35 @@ def test_routing_replay_of_a_dense_policy_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["actor_infer.strategy_args.strategy_name=vllm"], "`vllm` does not tell which experts"),
+        (
+            [
+                "actor_infer.strategy_args.strategy_name=vllm",
+                "actor_infer.strategy_args.strategy_config.enable_return_routed_experts=true",
+            ],
+            "",
+        ),
+        (["actor_infer.strategy_args.strategy_name=sglang"], "`sglang` does not tell which experts"),
+        (["actor_infer.strategy_args.strategy_name=mock"], "`mock` does not tell which experts"),
+        (["actor_train.strategy_args.strategy_name=megatron_train"], "`megatron_train` does not replay"),
+        ([], ""),
+    ],
+)
+def test_who_cannot_record_or_replay_experts_is_refused_before_anything_starts(
+    tmp_path: Path, changes: list[str], words: str
+) -> None:
+    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    replay = ["train_infer_correction.routing_replay=true", f"pretrain={tmp_path}", *changes]
+    with pytest.raises(ConfigurationError) as caught:
+        load_config("agentic_sync.yaml", replay)
+    told = str(caught.value)
+    assert words in told if words else "train_infer_correction.routing_replay" not in told
+
+
+@pytest.mark.parametrize(
     ("pretrain", "words"),
     [
         ("runs/nowhere", "there is no run or checkpoint runs/nowhere with a model: train it first"),

@@ -6,6 +6,8 @@ log-probabilities mean something, and it can be told to misbehave.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +46,8 @@ class Behavior:
     """Labels of the weights that come during a reply, by the number of its tokens before."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Further fields of a choice of `generate`."""
+    routed: np.ndarray | None = None
+    """`[positions, layers, chosen]`, as of vLLM with --enable-return-routed-experts."""
     slow_after: int = 10_000
     """Tokens of a reply after which each takes `token_s`."""
     token_s: float = 0.0
@@ -207,6 +211,12 @@ class _Handler(QuietHandler):
                     "tokens": [] if is_left_out else [text],
                     "top_logprobs": [] if is_left_out else [{text: logprob}],
                 }
+            if reason is not None and behavior.routed is not None:
+                end = len(body["prompt"]) + count - 1
+                rows = behavior.routed[body.get("routed_experts_prompt_start", 0) : end]
+                with io.BytesIO() as file:
+                    np.save(file, rows)
+                    choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
             if write is generated:
                 choice |= {**behavior.extras, "weight_versions": None if reason is None else spans}
             self.event(write(choice))

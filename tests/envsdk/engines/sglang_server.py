@@ -14,6 +14,7 @@ folders in PEFT's format, one for each request, and unloaded when no request has
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import threading
 import time
@@ -88,6 +89,8 @@ class Behavior:
     """What was released after each call about memory."""
     enable_lora: bool = False
     max_lora_rank: int = 16
+    routed: Array | None = None
+    """`[positions, layers, chosen]`, as with --enable-return-routed-experts."""
     num_stale_reads: int = 0
     """Keys and values of older weights that were used."""
 
@@ -390,6 +393,10 @@ class Engine:
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_logprobs"] = request.sampling_logprobs[start:]
             meta["output_token_sampling_mask"] = request.sampling_mask[start:]
+        if request.finish and body.get("return_routed_experts") and self.behavior.routed is not None:
+            end = len(body["input_ids"]) + count - 1
+            rows = self.behavior.routed[body["routed_experts_start_len"] : end]
+            meta["routed_experts"] = base64.b64encode(rows.astype("<i4").tobytes()).decode()
         if request.finish:
             starts = 0
             meta["weight_versions"] = []
@@ -468,6 +475,7 @@ class _Handler(QuietHandler):
                 "skip_tokenizer_init": behavior.tokenizer is None,
                 "grammar_backend": "xgrammar",
                 "enable_lora": behavior.enable_lora,
+                "enable_return_routed_experts": behavior.routed is not None,
                 "internal_states": [{}],
             })  # fmt: skip
         elif url.path == "/v1/loads":

@@ -204,12 +204,6 @@ def test_versions_cover_a_reply_once_or_are_refused(lengths: list[int], first: i
     assert versions == [first + number for number, length in enumerate(lengths) for _ in range(length)]
 
 
-def test_what_nothing_reads_is_refused_by_name_at_the_start(server: FakeServer) -> None:
-    server.behavior.extras = {"routed_experts": [[1, 2]]}
-    with pytest.raises(EngineError, match="`routed_experts`, which nothing here reads: start it without"):
-        one_reply(config_for(server, protocol="generate"))
-
-
 def test_a_sampling_mask_is_the_support_of_the_reply(server: FakeServer) -> None:
     every = list(range(64))
     server.behavior.extras = {"sampling_mask": [every]}
@@ -403,7 +397,8 @@ def test_fields_that_the_engine_sets_are_refused_in_extra_body(server: FakeServe
                 continue
             fields |= completion_body(settings, request(structure=structure), 6).keys()
     settings = OpenAISettings(base_url=server.base_url, model="table", protocol="generate")
-    assert fields | completion_body(settings, request(), 6)["sampling_params"].keys() == SET_BY_ENGINE
+    body = completion_body(settings, request(), 6, tells_experts=True)
+    assert fields | body["sampling_params"].keys() == SET_BY_ENGINE
 
 
 def test_weights_are_refused(server: FakeServer) -> None:

@@ -1,0 +1,59 @@
+"""Weights of every family that the trainers train, sent to vLLM itself and computed by `transformers`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import reference_logprobs
+
+from envsdk.contracts.trainer import TrainerConfig
+from envsdk.engines.engine import EngineConfig, GenerationRequest
+from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.vllm.engine import VLLMEngine
+from envsdk.trainers.torch_trainer import TorchTrainer
+from tests.trainers.families import FAMILIES, VOCAB_SIZE, make_family
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
+"""What vLLM computes with on a CPU."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_sent_weights_are_computed_with_as_transformers_does(name: str, tmp_path: Path) -> None:
+    is_hybrid = name.startswith("qwen3_5")
+    if is_hybrid:
+        pytest.importorskip("torchvision", reason="vLLM's Qwen3.5 imports it; its packages are for CUDA")
+    models = [make_family(name, seed, **SIZES) for seed in range(2)]
+    for seed, model in enumerate(models):
+        model.save_pretrained(tmp_path / str(seed))
+    trainer = TorchTrainer.create(TrainerConfig(model=tmp_path / "1", sequence_length=64, seed=0))
+    settings = {"kv_cache_memory_bytes": 1 << 27, "enable_prefix_caching": not is_hybrid}
+    engine = VLLMEngine.create(
+        EngineConfig(model=tmp_path / "0", sequence_length=64, max_running=4, strategy_config=settings)
+    )
+    await engine.start()
+    try:
+        for version, weights in enumerate([None, dict(trainer.weights()), tmp_path / "0"]):
+            if weights is not None:
+                await engine.load_weights(weights, version)
+            draw = np.random.default_rng(version)
+            prompts = [draw.integers(0, VOCAB_SIZE, 20).astype(np.int32) for _ in range(4)]
+            requests = [
+                GenerationRequest(
+                    request_id=f"{version}-{number}",
+                    prompt_ids=prompt,
+                    sampling=SamplingParams(max_new_tokens=15, seed=number),
+                )
+                for number, prompt in enumerate(prompts)
+            ]
+            results = await asyncio.gather(*map(engine.submit, requests))
+            for prompt, result in zip(prompts, results, strict=True):
+                assert not result.error
+                expected = reference_logprobs(models[version % 2], prompt, result.token_ids)
+                np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+    finally:
+        await engine.close()
