@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -141,7 +142,7 @@ class Answerer:
             new_ids = self._behind(parent, shown, at + len(shown) - len(recent), fields.tools)
             if new_ids is not None:
                 return Prompt(
-                    ids=[*parent.ids, *new_ids],
+                    ids=parent.ids + array("i", new_ids),
                     new_ids=new_ids,
                     parent=parent,
                     observation=observation(messages, behind=count),

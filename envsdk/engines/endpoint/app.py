@@ -73,19 +73,19 @@ class EndpointApp:
             ("/v1/models", self._models, "GET"),
             ("/v1/models/{model:path}", self._model, "GET"),
         ]
-        routes = [("/sessions", of_sessions.open, "POST"), *model_routes]
-        routes += [
-            (IN_SESSION + path, handler, verb)
-            for path, handler, verb in [*of_sessions.routes(), *model_routes]
-        ]
-        routes += [(IN_ROLE + path, handler, verb) for path, handler, verb in model_routes]
+        # Tried in this order: requests for replies come first, and HEAD before a GET that would answer it.
         self.asgi = Starlette(
             routes=[
+                *(each for at in (IN_SESSION, "", IN_ROLE) for each in self._routes(model_routes, at)),
                 *(Route(path, _is_there, methods=["HEAD"]) for path in ("/", IN_SESSION, IN_ROLE)),
-                *(Route(path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes),
+                *self._routes([("/sessions", of_sessions.open, "POST")]),
+                *self._routes(of_sessions.routes(), IN_SESSION),
             ],
             exception_handlers={HTTPException: _not_a_route, Exception: _is_a_bug},
         )
+
+    def _routes(self, routes: Sequence[tuple[str, Handler, str]], at: str = "") -> list[Route]:
+        return [Route(at + path, self._guarded(handler), methods=[verb]) for path, handler, verb in routes]
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -183,7 +183,7 @@ class EndpointApp:
         self._check_model(writer.fields.model)
         prompts = await self._answerer.prompts(session, len(body), writer.fields)
         role = role_of(request.path_params)
-        return writer, [replace(prompt, role=role) for prompt in prompts]
+        return writer, [replace(prompt, role=role) for prompt in prompts] if role else prompts
 
     async def _answer(
         self,

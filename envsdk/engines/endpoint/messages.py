@@ -152,7 +152,7 @@ def settled(messages: Sequence[dict[str, Any]], *, takes_system: bool) -> list[d
 
     Nothing moves past a message of the assistant: what was settled before more is said stays as it is.
     """
-    if all(message["role"] != "system" for message in messages[1:]):
+    if "system" not in {message["role"] for message in messages[1:]}:
         return list(messages)
     placed: list[dict[str, Any]] = []
     for _, run in itertools.groupby(messages, key=lambda message: message["role"] == "assistant"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.contracts.failures import without_lone_surrogates
@@ -63,7 +63,6 @@ def check_names(body: OpenBody) -> None:
 _MISSPELLED = 0.8
 """Similarity from which on one name is meant for the other. Of the fields of chat and of Responses only
 `top_k` in Responses is so near to another."""
-_MAY_HOLD_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -72,16 +71,22 @@ def read_json(body: bytes) -> dict[str, Any]:
     Halves of surrogate pairs, which no answer could hold, count as U+FFFD.
     """
     try:
-        value = json.loads(body or b"{}")
-        if (b"\\u" in body or b"\xed" in body) and _MAY_HOLD_SURROGATES.search(body):
-            value = json.loads(without_lone_surrogates(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError) as error:
-        raise invalid(None, f"the body is not JSON: {error}") from error
+        value = from_json(body or b"{}")
+    except ValueError:
+        value = _repaired(body)
     if not isinstance(value, dict):
         raise invalid(None, f"the body must be a JSON object, not {type(value).__name__}")
     if len(value) > MAX_PARAMETERS:
         raise invalid(None, f"the body has {len(value)} parameters; no request has over {MAX_PARAMETERS}")
     return value
+
+
+def _repaired(body: bytes) -> Any:
+    """What pydantic's parser refuses: half a surrogate pair, deep nesting, a byte order mark."""
+    try:
+        return json.loads(without_lone_surrogates(json.dumps(json.loads(body), ensure_ascii=False)))
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is not JSON: {error}") from error
 
 
 def validate(model: type[Model], values: Any, *, at: tuple[str | int, ...] = ()) -> Model:

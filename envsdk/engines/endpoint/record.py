@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,7 @@ class RecordedReply:
     """Which of the episode's agents asked, where the path says so."""
     support: Support | None = None
     """Which tokens could be drawn, where that is recorded."""
+    _ids: array[int] | None = field(default=None, init=False, repr=False)
 
     @property
     def path(self) -> list[RecordedReply]:
@@ -65,13 +67,17 @@ class RecordedReply:
         return path[::-1]
 
     @property
-    def ids(self) -> list[int]:
-        """Every token of the line up to this reply's last."""
-        ids: list[int] = []
-        for reply in self.path:
-            ids += reply.prompt_ids
-            ids += reply.token_ids
-        return ids
+    def ids(self) -> array[int]:
+        """Every token of the line up to this reply's last; a line's newest reply keeps them."""
+        if self._ids is None:
+            known = self.parent._ids if self.parent is not None else None
+            self._ids = array("i", known or ())
+            for reply in [self] if known else self.path:
+                self._ids.extend(reply.prompt_ids)
+                self._ids.extend(reply.token_ids)
+            if self.parent is not None:
+                self.parent._ids = None
+        return self._ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

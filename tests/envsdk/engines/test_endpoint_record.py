@@ -104,7 +104,7 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
             if (ids := known.get((with_tools, json.dumps(messages[:count])))) is not None
         ]
         if longest:
-            assert prompt.ids[: len(longest[0])] == longest[0]
+            assert list(prompt.ids)[: len(longest[0])] == longest[0]
             assert prompt.parent is not None
             as_text = CHAT.decode(prompt.ids, skip_special_tokens=False)
             assert as_text == CHAT.render(messages, tools=TOOLS if with_tools else None)
@@ -161,7 +161,7 @@ def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
     record(session, first, sampled)
     messages += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
     second = answers.chat_prompt(session, asked(messages))
-    assert second.ids == [*first.ids, *sampled, *CHAT.next_prompt(user="more", reply_closed=True)]
+    assert list(second.ids) == [*first.ids, *sampled, *CHAT.next_prompt(user="more", reply_closed=True)]
     assert second.observation == "more"
 
 
@@ -217,11 +217,11 @@ def test_a_prompt_of_text_goes_on_from_the_longest_text_that_was_recorded(
         prompt = answers.completion_prompt(session, so_far + new_text)
         assert prompt.ids[: len(ids)] == ids
         reply = record(session, prompt, letter_by_letter(reply_text, closed=False))
-        so_far, ids = so_far + new_text + reply_text, reply.ids
+        so_far, ids = so_far + new_text + reply_text, list(reply.ids)
     again = answers.completion_prompt(session, ids)
     assert list(again.ids) == ids
     assert again.parent is not None
-    assert again.parent.ids == ids
+    assert list(again.parent.ids) == ids
 
 
 @pytest.mark.parametrize("ids", [[-1], [10**6]])
