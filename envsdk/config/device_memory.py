@@ -13,7 +13,7 @@ from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Me
 from envsdk.base.settings.problems import Problem
 from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
 from envsdk.base.store.model_files import model_sizes
-from envsdk.config.device_sharing import NEEDS, Phase, device_groups, roles_of
+from envsdk.config.device_sharing import NEEDS, Phase, device_groups, devices_of, roles_of
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import settings_model
 from envsdk.config.role_models import Role
@@ -198,13 +198,8 @@ def device_needs(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[st
 
 def _places(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[str, list[str]]:
     """The devices of each role that is not on a CPU, by number, or by a role that chooses its own."""
-    places: dict[str, list[str]] = {}
-    for name in memory:
-        role = roles_of(config)[name]
-        device = str(role.settings.get("device", ""))
-        if not memory[name].is_on_cpu:
-            own = [device.partition(":")[2] or "0"] if device.startswith("cuda") else [name]
-            places[name] = [str(number) for number in role.device_mapping or ()] or own
+    roles = roles_of(config)
+    places = {name: devices_of(roles[name]) or [name] for name in memory if not memory[name].is_on_cpu}
     for group in device_groups(config):
         known = [device for each in group for device in places.get(each.name, ()) if device != each.name]
         for each in group:

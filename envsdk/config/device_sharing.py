@@ -72,15 +72,24 @@ def sharing_told(config: RunConfig) -> str:
     for group in device_groups(config):
         told.append("in turns: " + ", ".join(f"{role.name} (offload: {role.offload})" for role in group))
     taking_turns = {role.name for group in device_groups(config) for role in group}
-    for names in _connected(config):
-        if not taking_turns.intersection(names):
-            told.append(f"side by side: {', '.join(names)}")
+    apart = {name: devices_of(role) for name, role in roles_of(config).items() if name not in taking_turns}
+    for device in dict.fromkeys(device for devices in apart.values() for device in devices):
+        beside = [name for name, devices in apart.items() if device in devices]
+        if len(beside) > 1 and f"side by side: {', '.join(beside)}" not in told:
+            told.append(f"side by side: {', '.join(beside)}")
     for name, teacher in config.teachers.items():
         devices = set(teacher.device_mapping or ())
         beside = [key for key, role in roles_of(config).items() if devices & set(role.device_mapping or ())]
         if beside:
             told.append(f"teachers.{name} stays beside {', '.join(beside)}")
     return "; ".join(told) or "no: each role has its own"
+
+
+def devices_of(role: Role) -> list[str]:
+    """Numbers of the accelerators that a role names; none where it chooses its own, or runs on a CPU."""
+    device = str(role.settings.get("device", ""))
+    named = [device.partition(":")[2] or "0"] if device.startswith("cuda") else []
+    return [str(number) for number in role.device_mapping or ()] or named
 
 
 def roles_of(config: RunConfig) -> Mapping[str, Role]:

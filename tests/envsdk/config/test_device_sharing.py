@@ -101,5 +101,7 @@ def test_explain_says_who_shares() -> None:
     assert told() == "no: each role has its own"
     assert told(*mapped) == "in turns: actor_infer (offload: all), actor_train (offload: all)"
     assert told(mapped[0], "reference.device_mapping=[0]", KL) == "side by side: actor_train, reference"
+    torch = "actor_train.strategy_args={strategy_name: torch, strategy_config: {device: 'cuda:0'}}"
+    assert told(torch, mapped[1]) == "side by side: actor_infer, actor_train"
     teacher = "teachers.old={pretrain: any, device_mapping: [0]}"
     assert told(mapped[0], teacher) == "teachers.old stays beside actor_train"

@@ -169,3 +169,16 @@ def test_held_out_rows_of_no_domain_are_a_problem_and_not_a_run_without_evaluati
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=r"validation.data_args.file_name: sums_val: .*poems"):
         check_start(load_config(file).config)
+
+
+def test_sglang_that_is_not_here_is_named_with_the_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*overrides: str) -> str:
+        chosen = ["actor_infer.strategy_args.strategy_name=sglang", *overrides]
+        return " ".join(load_config("agentic_sync.yaml", chosen, to_explain=True).machine_notes)
+
+    monkeypatch.setattr("envsdk.base.settings.extras._is_installed", lambda module: module != "ray")
+    monkeypatch.setattr("envsdk.engines.sglang.settings.find_spec", lambda module: None)
+    assert "needs ray, not installed here" in notes()
+    assert "sglang is not installed here: install it into an environment of its own" in notes()
+    elsewhere = "actor_infer.strategy_args.strategy_config.python=/opt/sglang/bin/python"
+    assert "sglang is not installed" not in notes(elsewhere)
