@@ -14,7 +14,13 @@ from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
-from envsdk.base.store.model_files import dense_family, is_model_folder, model_problem, newest_model
+from envsdk.base.store.model_files import (
+    dense_family,
+    is_model_folder,
+    model_problem,
+    newest_model,
+    stored_model_type,
+)
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
 from envsdk.config.device_memory import card_bytes, memory_problems
@@ -35,7 +41,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _routing_replay, _other_models, _memory, _card)
+        checks += (_download, _updates, _routing_replay, _other_models, _memory, _card)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -65,6 +71,12 @@ def _download(config: RunConfig) -> Iterator[Problem]:
     if not is_model_name(name) or known_folder(name) is not None:
         return
     yield Problem(("pretrain",), f"{name} is not on this machine: it is {_coming(name)} when the run starts")
+
+
+def _updates(config: RunConfig) -> Iterator[Problem]:
+    folder, engine = known_folder(config.pretrain), known_settings(config)
+    if folder and engine and (why := engine.update_problem(stored_model_type(folder))):
+        yield Problem(("actor_infer", "strategy_args", "strategy_name"), why)
 
 
 def _routing_replay(config: RunConfig) -> Iterator[Problem]:

@@ -30,6 +30,10 @@ class EngineSettings(StrictSettings):
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
 
+    def update_problem(self, model_type: str) -> str:
+        """Why the engine takes no new weights of models of this family; empty where it does."""
+        return ""
+
     @property
     def may_tell_experts(self) -> bool:
         """False where it is known before the start that the engine lacks the ability `routed_experts`."""

@@ -55,7 +55,7 @@ FAMILIES: dict[str, Callable[[Shape], Any]] = {
         **{**shape, **_GLM_MOE, "n_group": 1}, first_k_dense_replace=1, use_qk_norm=True
     ),
     "glm4_moe_lite": lambda shape: transformers.Glm4MoeLiteConfig(
-        **{**shape, "num_key_value_heads": 4}, **_GLM_MOE, **_LATENT, first_k_dense_replace=1
+        **{**_LATENT, **shape, "num_key_value_heads": 4}, **_GLM_MOE, first_k_dense_replace=1
     ),
     "gpt_oss": lambda shape: transformers.GptOssConfig(
         **shape, **_ALTERNATING, num_local_experts=4, num_experts_per_tok=2

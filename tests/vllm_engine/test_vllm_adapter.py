@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,20 @@ def test_a_wrong_weight_is_refused_by_name_before_vllm_sees_any(folder: Path) ->
         assert core.forgets == []
         result = await engine.submit(request("after"))
         assert [span.version for span in result.version_spans] == [0]
+
+    run(engine, test)
+
+
+def test_whole_weights_that_vllm_would_not_renew_are_refused(tmp_path: Path) -> None:
+    save_model("qwen2-tied", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    engine = engine_on(ScriptedBackend(), tmp_path)
+
+    async def test() -> None:
+        with pytest.raises(EngineError, match="keeps the old experts and attention sinks of GPT-OSS"):
+            await engine.load_weights(tmp_path, 1)
+        assert not (await engine.submit(request("after"))).error
 
     run(engine, test)
 

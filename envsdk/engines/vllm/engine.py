@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from envsdk.base.store.model_files import stored_model_type
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
@@ -32,7 +33,7 @@ from envsdk.engines.engine_support.experts import experts_of
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
-from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token
+from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token, why_not_renewed
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
 from envsdk.engines.vllm.translate import (
     read_output,
@@ -189,6 +190,8 @@ class VLLMCore(TaskCore):
         return _NewWeights(base, adapter, is_for_the_folders=True)
 
     def _staged(self, weights: WeightReference) -> StagedWeights | WeightsOnCard:
+        if why := why_not_renewed(stored_model_type(self._model)):
+            raise EngineError(why)
         return stage(weights, self._expected, optional=self._optional, device=self.weight_device)
 
     async def _use_adapter(self, adapter: Adapter) -> None:

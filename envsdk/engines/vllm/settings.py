@@ -104,6 +104,9 @@ class VLLMSettings(PassThroughSettings):
         share = _SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return None if self.kv_cache_memory_bytes else ("gpu_memory_utilization", share)
 
+    def update_problem(self, model_type: str) -> str:
+        return "" if self.enable_lora else why_not_renewed(model_type)
+
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
         return self.weights_and_keys(
@@ -127,6 +130,16 @@ class VLLMSettings(PassThroughSettings):
 
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
+
+
+def why_not_renewed(model_type: str) -> str:
+    """Why vLLM 0.32 takes no whole weights of models of this family; empty where it does."""
+    if model_type != "gpt_oss":
+        return ""
+    return (
+        "vLLM 0.32 keeps the old experts and attention sinks of GPT-OSS when new weights come: take the "
+        "engine `embedded` or `sglang`, or train a LoRA adapter with enable_lora: true"
+    )
 
 
 def end_token(folder: Path | None) -> int | None:

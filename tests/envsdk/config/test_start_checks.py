@@ -84,6 +84,16 @@ def test_who_cannot_record_or_replay_experts_is_refused_before_anything_starts(
     assert words in told if words else "train_infer_correction.routing_replay" not in told
 
 
+@pytest.mark.parametrize("adapts", [False, True])
+def test_vllm_is_refused_where_it_would_keep_old_weights(tmp_path: Path, adapts: bool) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    engine = "actor_infer.strategy_args"
+    changes = [f"{engine}.strategy_name=vllm", f"{engine}.strategy_config.enable_lora={adapts}".lower()]
+    with pytest.raises(ConfigurationError) as caught:
+        load_config("agentic_sync.yaml", [f"pretrain={tmp_path}", *changes])
+    assert ("keeps the old experts and attention sinks" in str(caught.value)) is not adapts
+
+
 @pytest.mark.parametrize(
     ("pretrain", "words"),
     [
