@@ -40,6 +40,7 @@ async def test_mini_swe_agent_repairs_a_repository_and_is_paid(tmp_path: Path) -
     assert all(turn.metrics["call_attempt.ok"] == 1.0 for turn in episode.turns)
 
 
+@pytest.mark.slow  # by day, test_swe_harness.py has a program that asks again
 async def test_mini_swe_agent_is_truncated_at_the_limit_of_turns_without_asking_again(tmp_path: Path) -> None:
     steps = [call("bash", command="ls")] * 5
     (episode,) = await play(tmp_path, installed("mini-swe-agent"), steps, max_turns=2)
