@@ -258,6 +258,7 @@ def test_tools_are_functions_for_the_policy() -> None:
     assert look == {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     assert patch["description"] == "Edits.\n\nThe input follows this lark grammar:\nstart: /.+/"
     assert patch["parameters"]["required"] == ["input"]
+    assert "tools[].format" in fields.ignored  # the grammar is shown, not enforced
     assert spawn["name"] == "agents__spawn"
     assert [each["name"] for each in fields.callable_tools] == ["apply_patch"]
     assert set(fields.ignored) == {
