@@ -150,7 +150,7 @@ def _of_engine(engine: object, parts: Memory) -> RoleMemory:
 
 
 def _with_share(one: Memory, key: str, share: float, size: float) -> RoleMemory:
-    """Of an engine that takes a share of the device, and of it has to hold `one` sequence at least."""
+    """An engine takes a share of the device, and in it has to hold `one` sequence at least."""
     given, least, weights = share * size, sum(one.values()), one["weights"]
     problem = ""
     if least > given:

@@ -97,7 +97,7 @@ def _routing_replay(config: RunConfig) -> Iterator[Problem]:
 
 
 def _other_models(config: RunConfig) -> Iterator[Problem]:
-    """Of teachers and opponents."""
+    """Models of teachers and opponents that are not there."""
     for section, models in (("teachers", config.teachers), ("opponents", config.opponents)):
         for name, model in models.items():
             if model.pretrain is not None and (problem := _other_model_problem(config, model.pretrain)):
