@@ -53,7 +53,7 @@ class RoleMemory:
         return {Held.NOTHING: 0.0, Held.WEIGHTS: self.weights, Held.ALL: self.total}[held]
 
     def told(self, where: str = "") -> str:
-        """In words, in GiB."""
+        """The parts in words, in GiB."""
         parts = "; ".join(f"{what} {gib(num_bytes)}" for what, num_bytes in self.parts.items())
         return f"{gib(self.total)} GiB{where and ' '}{where}: {parts}"
 
@@ -150,7 +150,7 @@ def _of_engine(engine: object, parts: Memory) -> RoleMemory:
 
 
 def _with_share(one: Memory, key: str, share: float, size: float) -> RoleMemory:
-    """Of an engine that takes a share of the device, and of it has to hold `one` sequence at least."""
+    """What an engine takes that gets a share of the device and has to hold `one` sequence in it at least."""
     given, least, weights = share * size, sum(one.values()), one["weights"]
     problem = ""
     if least > given:
