@@ -53,7 +53,7 @@ class RoleMemory:
         return {Held.NOTHING: 0.0, Held.WEIGHTS: self.weights, Held.ALL: self.total}[held]
 
     def told(self, where: str = "") -> str:
-        """In words, in GiB."""
+        """The parts in words, in GiB."""
         parts = "; ".join(f"{what} {gib(num_bytes)}" for what, num_bytes in self.parts.items())
         return f"{gib(self.total)} GiB{where and ' '}{where}: {parts}"
 

@@ -93,7 +93,10 @@ def _routing_replay(config: RunConfig) -> Iterator[Problem]:
         yield Problem(path, f"`{config.actor_infer.strategy_args.strategy_name}` {NO_EXPERTS}")
     trainer = config.actor_train.strategy_args.strategy_name
     if not getattr(plugins.settings_model("trainers", trainer, "strategy_config"), "replays_routing", False):
-        yield Problem(path, f"the trainer `{trainer}` does not replay experts: take `torch` or `fsdp2_train`")
+        yield Problem(
+            path,
+            f"the trainer `{trainer}` does not replay experts: take `torch`, `fsdp2_train` or `megatron_train`",
+        )
 
 
 def _other_models(config: RunConfig) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ class MegatronStrategyConfig(StrictSettings):
 
     needs: ClassVar[tuple[str, ...]] = ("megatron",)
     """Modules of optional packages that a run with this trainer needs."""
+    replays_routing: ClassVar[bool] = True
     takes_support: ClassVar[bool] = True
     """As `TransformersArgs.takes_support`."""
 

@@ -37,7 +37,7 @@ SET_BY_ENGINE = {
 
 
 _SHARE = 0.85
-"""About what SGLang chooses for `mem_fraction_static`."""
+"""What SGLang chooses for `mem_fraction_static`, about."""
 
 COMMON_ARGUMENTS = frozenset(
     {"attention_backend", "chunked_prefill_size", "context_length", "dcp_size", "disable_cuda_graph",
