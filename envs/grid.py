@@ -35,6 +35,14 @@ NOTES = {
 }
 """The observation's last line after a reply that names no move."""
 
+TEXT_PIECES = (
+    r" ?\S (?:(?:Up|Down) \d )?(?:Left|Right) \d(?!\d)",
+    r" ?\S (?:Up|Down) \d(?!\d)",
+    r" ?(?:Left|Down|Right|Up) \S(?!\S)",
+    r"\p{Lu}(?!\p{Ll})",
+)
+"""`text_pieces` of a world on a grid: a bearing, a neighbor and a cell of the map are a token each."""
+
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _INDEX = {move.lower(): index for index, move in enumerate(MOVES)}
 _EXACT = {text: i for i in range(4) for text in (REPLIES[i], MOVES[i], MOVES[i].lower())}

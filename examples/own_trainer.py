@@ -26,7 +26,7 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: 
         row[: len(values)] = torch.from_numpy(values)
     num_tokens = arrays["response_mask"].sum().clamp(min=1)
     total = 0.0
-    for start in range(0, len(batch), ROWS):
+    for start in range(0, len(arrays["ids"]), ROWS):
         rows = {name: value[start : start + ROWS] for name, value in arrays.items()}
         ids, mask = rows["ids"], rows["response_mask"][:, 1:]
         logits = model(input_ids=ids, attention_mask=rows["attention_mask"]).logits[:, :-1].float()

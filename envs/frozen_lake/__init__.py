@@ -2,7 +2,7 @@
 
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.envs.frozen_lake.env import FrozenLakeEnv
-from envsdk.envs.grid import ACTION_FORMAT
+from envsdk.envs.grid import ACTION_FORMAT, TEXT_PIECES
 
 SPEC = EnvSpec(
     id="envsdk/FrozenLake-v1",
@@ -10,6 +10,7 @@ SPEC = EnvSpec(
     isolation=Isolation.INLINE,
     description="Walk (P) over the ice (_) to the goal (G); a hole (O) ends the episode.",
     action_format=ACTION_FORMAT,
+    text_pieces=TEXT_PIECES,
 )
 
 __all__ = ["SPEC", "FrozenLakeEnv"]

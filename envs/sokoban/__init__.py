@@ -1,7 +1,7 @@
 """Sokoban as text: push every box onto a target."""
 
 from envsdk.contracts.env import EnvSpec, Isolation
-from envsdk.envs.grid import ACTION_FORMAT
+from envsdk.envs.grid import ACTION_FORMAT, TEXT_PIECES
 from envsdk.envs.sokoban.env import PRESETS, SokobanEnv
 
 SPEC = EnvSpec(
@@ -11,7 +11,7 @@ SPEC = EnvSpec(
     description="Walk (P) and push every box (X) onto a target (O); walls (#) and other boxes stop a box.",
     action_format=ACTION_FORMAT,
     # The frame of the room is the same in every room. Its cells stay tokens of their own.
-    text_pieces=(r"^#+\n#", r"#\n#+$", r"#\n#"),
+    text_pieces=(r"^#+\n#", r"#\n#+$", r"#\n#", *TEXT_PIECES),
 )
 
 __all__ = ["PRESETS", "SPEC", "SokobanEnv"]

@@ -67,7 +67,7 @@ class WarmStartArgs(Section):
     epochs: PositiveInt = 1
     """Passes over the demonstrations."""
     batch_size: PositiveInt = 16
-    """Demonstrations per step of imitation."""
+    """Demonstrations per step of imitation; segments, where a tag's `context` makes several of each."""
     learning_rate: PositiveFloat = 2e-3
     """Peak, after warm-up."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

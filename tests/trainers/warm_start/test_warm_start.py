@@ -330,6 +330,20 @@ def test_a_cell_a_frame_and_an_answer_are_one_token_each() -> None:
     assert len(tokenizer.encode("Left # Down 2").tokens) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("OPO_\nGOO_", [*"OPO_", "Ċ", *"GOO_"]),
+        ("Left O Down X", ["LeftĠO", "ĠDownĠX"]),
+        ("\nX Up 1 Right 2 O Left 3", ["Ċ", "XĠUpĠ1ĠRightĠ2", "ĠOĠLeftĠ3"]),
+        ("\nG Down 2", ["Ċ", "GĠDownĠ2"]),
+        ("Over Up 10", ["Over", "ĠUp", "Ġ", "1", "0"]),
+    ],
+)
+def test_letters_of_a_map_a_neighbor_and_a_bearing_are_one_token_each(text: str, tokens: list[str]) -> None:
+    assert build_tokenizer([text], pieces=SOKOBAN.text_pieces).encode(text).tokens == tokens
+
+
 def test_what_else_is_one_token_is_the_users_choice() -> None:
     texts = ["color: navy blue, and size: 9", "<action>click[navy blue]</action>"]
     pieces = [r"<action>click\[|]</action>", r": ", r"(?<=: )[^,]+(?=, and)", r"(?<=click\[)[^\]]+"]
