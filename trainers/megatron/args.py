@@ -26,7 +26,7 @@ class MegatronStrategyConfig(StrictSettings):
     """Modules of optional packages that a run with this trainer needs."""
     replays_routing: ClassVar[bool] = True
     takes_support: ClassVar[bool] = True
-    """As `TransformersArgs.takes_support`."""
+    """Both as `TransformersArgs`."""
 
     tensor_model_parallel_size: int = Field(default=1, ge=1)
     """Ranks that shard each matrix. It divides the model's attention heads, its key-value heads and the
