@@ -194,11 +194,21 @@ def _num_devices(mapping: Any) -> int | None:
     return len(devices) if isinstance(devices, list) else None
 
 
+def has_sglang(value: Any, place: Place) -> bool:
+    return bool(place.get("actor_infer", "strategy_args", "strategy_name") == "sglang")
+
+
+def shards_in_sglang(value: Any, place: Place) -> bool:
+    config = place.mapping("actor_infer", "strategy_args", "strategy_config")
+    return value != 1 and has_sglang(value, place) and not config.get("tensor_parallel_size")
+
+
 def num_engines(value: Any, place: Place) -> int | None:
-    """ROLL has one engine for each `tensor_parallel_size` devices."""
+    """ROLL has one engine for each `tensor_parallel_size` devices, or `num_gpus_per_worker` with SGLang."""
     devices = _num_devices(place.get("actor_infer", "device_mapping"))
     config = place.mapping("actor_infer", "strategy_args", "strategy_config")
-    tensor = config.get("tensor_parallel_size") or place.get("actor_infer", "num_gpus_per_worker", default=1)
+    worker = place.get("actor_infer", "num_gpus_per_worker", default=1) if has_sglang(None, place) else 1
+    tensor = config.get("tensor_parallel_size") or worker
     pipeline = config.get("pipeline_parallel_size", 1)
     if not devices or not isinstance(tensor, int) or not isinstance(pipeline, int):
         return None

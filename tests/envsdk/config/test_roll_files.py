@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +141,26 @@ def test_an_agentic_file_composes_and_its_keys_become_ours(tmp_path: Path) -> No
     assert config.actor_infer.generating_args.top_k == 0
     assert config.reference.strategy_args.strategy_name == "fsdp2_train"
     assert (config.adv_estimator, config.loss_agg_mode) == ("grpo", "seq-mean-token-mean")
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_gpus_per_worker", "expected", "num_engines"),
+    [
+        ("strategy_name: sglang", 2, {"tp_size": 2}, 2),
+        ("strategy_name: sglang, strategy_config: {tensor_parallel_size: 4}", 2, {"tp_size": 4}, 1),
+        ("strategy_name: sglang", 1, {}, 4),
+        ("strategy_name: vllm", 2, {}, 4),
+    ],
+)
+def test_an_engine_shards_the_model_over_the_devices_that_it_has_in_roll(
+    engine: str, num_gpus_per_worker: int, expected: Mapping[str, int], num_engines: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "rlvr.yaml"
+    keys = f"strategy_args: {{{engine}}}, num_gpus_per_worker: {num_gpus_per_worker}"
+    keys += ", device_mapping: 'list(range(0,4))'"
+    path.write_text(RLVR.replace("actor_infer: {", f"actor_infer: {{{keys}, "))
+    infer = load_config(path, to_explain=True).config.actor_infer
+    assert (infer.settings, infer.num_engines) == (expected, num_engines)
 
 
 def test_the_explanation_names_the_keys_that_were_written(tmp_path: Path) -> None:
