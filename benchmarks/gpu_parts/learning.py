@@ -18,7 +18,7 @@ from envsdk.trainers.warm_start.prepare import prepare_policy
 
 RECIPE = "agentic_async.yaml"
 SEEDS = (42, 43)
-NUM_STEPS = 60
+NUM_STEPS = 80
 LEAST_GAIN = 0.10
 """Of held-out success, as a share of all episodes."""
 SMALL = ["warm_start={num_episodes: 24, hidden_size: 32, num_layers: 1}"]

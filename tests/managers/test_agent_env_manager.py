@@ -197,7 +197,6 @@ def test_a_collection_is_played_by_the_agent_that_the_configuration_names(tmp_pa
     (model / "config.json").write_text("{}")
     overrides = [
         "custom_envs.FrozenLake.env_manager_cls=tests.managers.lake_agents:TurnByTurn",
-        "custom_envs.FrozenLake.context=append",
         "actor_infer.strategy_args.strategy_name=mock",
         "sequence_length=1024",
     ]

@@ -325,7 +325,6 @@ def test_explain_says_who_chooses_and_who_teaches_only_where_that_is_set() -> No
         "task_sampler={name: learnability, num_tasks: 8, gate: {after: 16, look_again: 50}}",
         "batch_mixture=stratified",
         "prefix_sampling={target: 0.6}",
-        "custom_envs={FrozenLake: {context: append}, SimpleSokoban: {context: append}}",
         "custom_envs.FrozenLake.turn_curriculum={start: 2, add: 1, every: 3}",
         "teachers={lake: {pretrain: x, tags: [FrozenLake], coef: 0.5}, rest: {pretrain: y}}",
         "metric_for_best_model=val/success/mean",

@@ -138,10 +138,10 @@ def test_what_is_set_differently_than_before_is_told(tmp_path: Path) -> None:
         tmp_path, "max_steps=9", "custom_envs.FrozenLake.env_config.size=5", "trackers=[jsonl]"
     )
     assert changed_settings(folder, other) == [
-        "max_steps: 60 -> 9",
+        "max_steps: 80 -> 9",
         "trackers: ['jsonl', 'tensorboard'] -> ['jsonl']",
         "custom_envs.FrozenLake.env_config.size: 4 -> 5",
-        "actor_train.training_args.max_steps: 60 -> 9",
+        "actor_train.training_args.max_steps: 80 -> 9",
     ]
 
 
