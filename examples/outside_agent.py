@@ -4,9 +4,10 @@
     envsdk serve agentic_async.yaml --out played --fixed-sampling          in one terminal
     python examples/outside_agent.py --episodes 20                         in another
 
-The agent here is as plain as can be: it shows the model each observation and plays what it answers. Yours may
-plan, search or call tools; it only has to ask through the `base_url` of its session, with any client for
-OpenAI's API. What the model sampled is recorded token by token where it is served, and `--out` keeps it.
+The agent here is as plain as can be: it shows the model the episode so far, as the policy was trained
+(`context: append`), and plays what it answers. Yours may plan, search or call tools; it only has to ask
+through the `base_url` of its session, with any client for OpenAI's API. What the model sampled is recorded
+token by token where it is served, and `--out` keeps it.
 """
 
 from __future__ import annotations

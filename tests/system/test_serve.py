@@ -93,7 +93,10 @@ def test_an_agent_outside_leaves_trajectories_with_what_was_sampled(tmp_path: Pa
     assert [part.name for part in parts] == [f"part-{number:05d}.parquet" for number in range(3)]
     played = [trajectory for part in parts for trajectory in read_trajectories(part)]
     assert [trajectory.task.index for trajectory in played] == [0, 1, 2]
+    lake = load_config("agentic_async.yaml").config.custom_envs["FrozenLake"]
     for trajectory in played:
+        num_segments = len(trajectory.turns) if lake.context == "step" else 1
+        assert len(trajectory.segments()) == num_segments, "a prompt shows what the policy was trained on"
         assert trajectory.outcome is Outcome.TERMINATED
         tokens = trajectory.tokens
         assert tokens is not None
