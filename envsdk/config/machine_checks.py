@@ -95,7 +95,7 @@ def _routing_replay(config: RunConfig) -> Iterator[Problem]:
     if not getattr(plugins.settings_model("trainers", trainer, "strategy_config"), "replays_routing", False):
         yield Problem(
             path,
-            f"the trainer `{trainer}` does not replay experts: take `torch`, `fsdp2_train` or `megatron_train`",
+            f"the trainer `{trainer}` replays no experts: take `torch`, `fsdp2_train` or `megatron_train`",
         )
 
 
