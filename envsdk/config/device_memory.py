@@ -249,9 +249,10 @@ def memory_problems(config: RunConfig, size: float) -> Iterator[Problem]:
         if len(taken) > 1 and not turns.intersection(taken):
             names = " and ".join(taken)
             advice = f"let {names} take turns (`offload: all`, async_generation_ratio 0); or {advice}"
+        where = f" in {phase}" if len({gib(sum(each.values())) for each in needs.values()}) > 1 else ""
         roles = "; ".join(f"{name} {memory[name].told()}" for name in taken)
         yield Problem(
             ("device_memory_gib",),
-            f"{gib(size)} GiB are not enough for {device}, which needs about, in GiB: {needs_told(needs)}. "
-            f"In all, {roles}. Most in {phase} is {part} of {largest}: {advice}",
+            f"{gib(size)} GiB are not enough for {device}. It takes about, in GiB, {needs_told(needs)}. "
+            f"By role: {roles}. Most{where} is {part} of {largest}: {advice}",
         )

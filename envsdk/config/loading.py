@@ -111,7 +111,7 @@ def load_config(
             key: each for key, each in translation.pending.items() if not applied.replaces(key)
         }
     if for_training and not to_explain:
-        translation.pending |= _fetched(data.get("pretrain"))
+        translation.pending |= _fetched(data)
     if "exp_name" not in data:
         data["exp_name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "run"
         reading.added({("exp_name",): "the file's name"})
@@ -219,15 +219,23 @@ def _translate(
     return translation
 
 
-def _fetched(model: Any) -> dict[KeyPath, str]:
-    """Download or make the model that a name stands for; what stands against it, by key."""
-    if not isinstance(model, str) or not is_model_name(model):
-        return {}
-    try:
-        hub_folder(model)
-    except ConfigurationError as error:
-        return {("pretrain",): str(error)}
-    return {}
+def _fetched(data: Mapping[str, Any]) -> dict[KeyPath, str]:
+    """Download or make the models that names stand for; what stands against it, by key."""
+    models: dict[KeyPath, Any] = {("pretrain",): data.get("pretrain")}
+    runs = {"runs", str(data.get("output_dir", "runs"))}
+    for section in ("teachers", "opponents"):
+        named = data.get(section)
+        for name, model in named.items() if isinstance(named, Mapping) else ():
+            if isinstance(model, Mapping) and str(Path(str(model.get("pretrain"))).parent) not in runs:
+                models[section, name, "pretrain"] = model.get("pretrain")
+    problems: dict[KeyPath, str] = {}
+    for path, model in models.items():
+        if isinstance(model, str) and is_model_name(model):
+            try:
+                hub_folder(model)
+            except ConfigurationError as error:
+                problems[path] = str(error)
+    return problems
 
 
 def _our_keys(section: KeyPath) -> Collection[str] | None:

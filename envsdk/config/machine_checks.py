@@ -70,7 +70,7 @@ def _download(config: RunConfig) -> Iterator[Problem]:
     name = config.pretrain
     if not is_model_name(name) or known_folder(name) is not None:
         return
-    yield Problem(("pretrain",), f"{name} is not on this machine: it is {_coming(name)} when the run starts")
+    yield Problem(("pretrain",), _not_here(name))
 
 
 def _updates(config: RunConfig) -> Iterator[Problem]:
@@ -117,8 +117,12 @@ def _other_model_problem(config: RunConfig, pretrain: str) -> str:
     if path.exists():
         return f"{path} holds no config.json: it is no model, no checkpoint and no run"
     if is_hub_name(pretrain):
-        return ""
+        return "" if known_folder(pretrain) is not None else _not_here(pretrain)
     return f"there is no folder {path}; give a model's, a checkpoint's or a run's"
+
+
+def _not_here(name: str) -> str:
+    return f"{name} is not on this machine: it is {_coming(name)} when the run starts"
 
 
 def _coming(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.contracts.failures import ConfigurationError
@@ -70,7 +70,7 @@ class VLLMSettings(PassThroughSettings):
     """Weights and KV cache. When absent: `float32` on a CPU, vLLM's `auto` elsewhere."""
     enforce_eager: bool | None = None
     """Start in seconds, without compiling. When absent: true on a CPU, false elsewhere."""
-    gpu_memory_utilization: NonNegativeFloat | None = None
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     """Share of the device's memory that vLLM takes; on a CPU of the machine's."""
     kv_cache_memory_bytes: PositiveInt | None = None
     """Size of the KV cache. When it and `gpu_memory_utilization` are absent: 1 GiB on a CPU."""

@@ -124,9 +124,13 @@ def test_an_opponent_that_is_not_there_is_refused_as_a_teacher_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plays = ["opponents.past.pretrain=runs/nowhere", "custom_envs.SelfPlay.players=[policy, past]"]
-    with pytest.raises(ConfigurationError, match=r"opponents.past.pretrain .*no run or checkpoint"):
-        load_config("agentic_tic_tac_toe.yaml", plays)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for pretrain, words in (("runs/nowhere", "no run or checkpoint"), ("models/past", "no folder, not in")):
+        plays = [f"opponents.past.pretrain={pretrain}", "custom_envs.SelfPlay.players=[policy, past]"]
+        with pytest.raises(ConfigurationError, match=rf"opponents.past.pretrain .*{words}"):
+            load_config("agentic_tic_tac_toe.yaml", plays)
+        told = load_config("agentic_tic_tac_toe.yaml", plays, to_explain=True).machine_notes
+        assert any(note.startswith("opponents.past.pretrain: ") for note in told)
 
 
 def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:
