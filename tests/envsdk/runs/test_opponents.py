@@ -66,7 +66,7 @@ POLICY_SPEC = EngineGroupSpec(
 def opened(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Opponents:
     monkeypatch.setattr(opponents, "EngineGroup", Group)
     monkeypatch.setattr(opponents, "GivenWeights", Weights)
-    config = load_config(EXAMPLE, overrides).config
+    config = load_config(EXAMPLE, overrides, to_explain=True).config  # where there may be no folder
     return Opponents(config, Path("policy"), POLICY_SPEC, lambda *_: None, print)  # type: ignore[arg-type, return-value]
 
 
