@@ -29,6 +29,9 @@ LOW_ENTROPY = 0.3
 SOLVED = 0.95
 """With so much success there is little left to learn, and nothing wrong with a sure policy."""
 
+MOSTLY_SOLVED = 0.7
+"""With so much success, groups are equal because they succeed, not because they fail."""
+
 _ZERO = 1e-6
 _EQUAL = "rollout/zero_variance_groups_share"
 _ENTROPY = "actor/behavior_entropy"
@@ -129,8 +132,11 @@ def _mean_reward(known: Mapping[str, float]) -> str:
 
 
 def _what_to_try(known: Mapping[str, float]) -> str:
-    if known.get("success/mean", 0.0) >= SOLVED:
-        return "Nearly all episodes are solved: take harder tasks, or end the run here."
+    if known.get("success/mean", 0.0) >= MOSTLY_SOLVED:
+        return (
+            "Most episodes are solved: take harder tasks, let a task_sampler such as learnability choose "
+            "them, or end the run here."
+        )
     return f"Try {_RAISE_VARIETY}."
 
 
