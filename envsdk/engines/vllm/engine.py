@@ -76,7 +76,8 @@ class VLLMCore(TaskCore):
             prefix_reuse=settings.enable_prefix_caching,
             structured_output=self._end_token is not None,
             logit_changes=True,
-            prompt_logprobs=True,
+            # With adapters vLLM 0.32's worker dies of it on a CPU: it maps them to sampled tokens alone.
+            prompt_logprobs=not settings.enable_lora,
             lora=settings.enable_lora,
             progress=True,
             routed_experts=settings.may_tell_experts,
