@@ -181,7 +181,7 @@ def device_needs(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[st
         return memory[name].taken(now if rests else Held.ALL)
 
     places = _places(config, memory)
-    devices_of: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     found: dict[str, Needs] = {}
     for device in dict.fromkeys(device for where in places.values() for device in where):
         here = [name for name, where in places.items() if device in where]
@@ -191,9 +191,9 @@ def device_needs(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[st
             if phase is not Phase.SAVE
             and (phase is not Phase.SCORE or config.needs_reference or config.needs_values)
         }
-        devices_of.setdefault(repr(needs), []).append(device)
-        found[devices_of[repr(needs)][0]] = needs
-    return {_named(devices): found[devices[0]] for devices in devices_of.values()}
+        alike.setdefault(repr(needs), []).append(device)
+        found[alike[repr(needs)][0]] = needs
+    return {_named(devices): found[devices[0]] for devices in alike.values()}
 
 
 def _places(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[str, list[str]]:

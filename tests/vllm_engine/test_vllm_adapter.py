@@ -503,6 +503,18 @@ def test_an_adapter_is_loaded_alone_and_on_the_weights_of_the_models_folder(fold
     run(engine, test)
 
 
+@pytest.mark.parametrize("takes_adapters", [False, True])
+def test_prompts_are_scored_where_no_adapters_are_taken(folder: Path, takes_adapters: bool) -> None:
+    engine = engine_on(ScriptedBackend(), folder, enable_lora=takes_adapters)
+
+    async def test() -> None:
+        result = await engine.submit(request("scored", prompt_logprobs=True))
+        assert (result.prompt_scores is None) is takes_adapters
+        assert ("does not score prompts" in result.error) is takes_adapters
+
+    run(engine, test)
+
+
 def test_an_adapter_of_too_high_a_rank_is_refused_with_the_key_to_change(folder: Path) -> None:
     engine = engine_on(ScriptedBackend(), folder, enable_lora=True, max_lora_rank=8)
 
