@@ -284,7 +284,7 @@ class LeasedEnvironment(SessionEnvironment):
             return result
 
         await self._alone(played)
-        session.env_s = max(0.0, session.env_s - sum(reply.generate_s for reply in replies))
+        session.env_s = max(0.0, session.env_s - session.record.generate_s)
 
     async def _alone(self, call: Callable[[], Awaitable[StepResult]]) -> Mapping[str, Any]:
         if self.outcome is not None:
@@ -310,7 +310,7 @@ class LeasedEnvironment(SessionEnvironment):
         before = time.perf_counter()
         self.observation, reward, terminated, truncated, info = await call()
         self._num_steps += 1
-        self._session.reward(reward, info.get("metrics"))
+        self._session.reward(reward, info.get("metrics"), info.get("details"))
         truncated = truncated or (self._num_steps >= self._setup.max_turns and not terminated)
         if terminated or truncated:
             self.outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED

@@ -111,9 +111,10 @@ def shortened(view: dict[str, Any], limit: int) -> dict[str, Any]:
     room = limit // (2 * len(kept) + 1)
     for turn in kept:
         turn |= {name: _cut(turn[name], room) for name in ("observation", "reply")}
+        turn.pop("history", None)
         if "details" in turn:
             verdict = _cut(turn["details"]["verdict"], room)
-            turn["details"] = {"verdict": verdict, "parts": {}, "fields": [], "history": []}
+            turn["details"] = {"verdict": verdict, "parts": {}, "fields": []}
     return view | {
         "turns": kept,
         "turns_left_out": view["turns_left_out"] + len(turns) - len(kept),
@@ -175,8 +176,7 @@ def _turn_view(
         "metrics": {name: finite(value) for name, value in turn.metrics.items() if ATTEMPT not in name},
         "calls": attempt_of(turn),
     }
-    if (details := _details_view(turn.details)) is not None:
-        view["details"] = details
+    view |= _details_view(turn.details)
     start, end = turn.response_start, turn.response_end
     if tokens is None or not 0 <= start <= end <= len(tokens):
         return view
@@ -195,24 +195,28 @@ def _turn_view(
     return view
 
 
-def _details_view(details: str | None) -> dict[str, Any] | None:
-    """What an environment says of a turn: the verdict and its parts, then all else by name, as texts."""
+def _details_view(details: str | None) -> dict[str, Any]:
+    """What an environment says of a turn: the verdict and its parts, then all else by name, as texts.
+
+    And the messages with which its conversation begins.
+    """
     found = json.loads(details) if details else None
     if not isinstance(found, dict):
-        return None
+        return {}
     parts, history = found.pop("parts", {}), found.pop("history", [])
     if not (isinstance(parts, dict) and all(isinstance(value, int | float) for value in parts.values())):
         found["parts"], parts = parts, {}
     if not (isinstance(history, list) and all(isinstance(message, dict) for message in history)):
         found["history"], history = history, []
-    return {
+    begins = [
+        [_text(message.get("role", "")), _cut(_text(message.get("content", "")))] for message in history
+    ]
+    verdict = {
         "verdict": _cut(_text(found.pop("verdict", ""))),
         "parts": {name: finite(value) for name, value in parts.items()},
         "fields": [[name, _cut(_text(found[name]))] for name in sorted(found, key=_rank)],
-        "history": [
-            [_text(message.get("role", "")), _cut(_text(message.get("content", "")))] for message in history
-        ],
     }
+    return {"history": begins, **({"details": verdict} if any(verdict.values()) else {})}
 
 
 def _rank(name: str) -> int:

@@ -307,6 +307,7 @@ class Answerer:
                 observation=prompt.observation,
                 history=prompt.history,
                 state_hash=state_hash,
+                asked_at=began,
                 generate_s=generate_s,
                 attempt=read.status if isinstance(fields, ChatFields) and fields.reads_tool_calls else None,
                 thought=split_thought(read.shown)[0],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class RecordedReply:
     """Text of what was new in the prompt."""
     state_hash: str | None = None
     """The environment's state that was replied to; None where it is not known."""
+    asked_at: float = 0.0
+    """As `time.perf_counter` says."""
     generate_s: float = 0.0
     thought: str = ""
     """What stands in `<think>` and `</think>` at its beginning."""
@@ -125,6 +128,16 @@ class ConversationRecord:
         self._children.setdefault(reply.parent.number if reply.parent else None, []).append(reply)
         if key is not None:
             self._by_key.setdefault(key, []).append(reply)
+
+    @property
+    def generate_s(self) -> float:
+        """Seconds in which at least one reply was waited for."""
+        seconds, until = 0.0, -math.inf
+        for reply in sorted(self.replies, key=lambda reply: reply.asked_at):
+            end = reply.asked_at + reply.generate_s
+            seconds += max(0.0, end - max(until, reply.asked_at))
+            until = max(until, end)
+        return seconds
 
     def continued_by_messages(
         self, keys: Sequence[str], messages: Sequence[Mapping[str, Any]] = ()

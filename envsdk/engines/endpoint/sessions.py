@@ -105,10 +105,12 @@ class Session:
         self._keyed = tools, messages, keys
         return keys
 
-    def reward(self, reward: float, metrics: Mapping[str, float] | None = None) -> None:
+    def reward(
+        self, reward: float, metrics: Mapping[str, float] | None = None, details: str | None = None
+    ) -> None:
         """For the latest reply."""
-        given = Reward(num_replies=len(self.record.replies), reward=reward, metrics=metrics or {})
-        self.rewards.append(given)
+        count = len(self.record.replies)
+        self.rewards.append(Reward(num_replies=count, reward=reward, metrics=metrics or {}, details=details))
 
     def episode(
         self,

@@ -20,6 +20,8 @@ class Reward:
     """Replies there were; the last of them is rewarded."""
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    details: str | None = None
+    """What the environment says of it, a JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +56,14 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
     """
     rewards = [0.0] * len(record.replies)
     metrics: list[dict[str, float]] = [{} for _ in record.replies]
+    details: list[str | None] = [None for _ in record.replies]
     for reward in episode.rewards if record.replies else ():
         number = max(0, reward.num_replies - 1)
         rewards[number] += reward.reward
         metrics[number].update(reward.metrics)
+        details[number] = reward.details or details[number]
     log, turns = TokenLog(), list[Turn]()
-    for reply, earned, measured in zip(record.replies, rewards, metrics, strict=True):
+    for reply, earned, measured, said in zip(record.replies, rewards, metrics, details, strict=True):
         log.append_prompt(reply.prompt_ids)
         start = len(log)
         log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans, support=reply.support)
@@ -76,7 +80,7 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 finish_reason=reply.finish_reason,
                 metrics=as_ended({**measured, **attempt_metric(reply.attempt)}, reply.finish_reason),
                 state_hash=reply.state_hash,
-                details=_details(reply),
+                details=_details(reply, said),
                 follows=None if before == reply.number - 1 else before,
                 role=reply.role,
             )
@@ -94,14 +98,17 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
         final_observation=episode.final_observation,
         started_at=episode.started_at,
         ended_at=episode.ended_at,
-        generate_s=sum(reply.generate_s for reply in record.replies),
+        generate_s=record.generate_s,
         env_s=episode.env_s,
         worker=episode.worker,
     )
 
 
-def _details(reply: RecordedReply) -> str | None:
-    """What the conversation of a line begins with: lines of one session may have different system prompts."""
+def _details(reply: RecordedReply, said: str | None) -> str | None:
+    """What the environment said, and with what the conversation of a line begins.
+
+    Lines of one session may have different system prompts.
+    """
     if reply.parent is not None or not (reply.history or reply.number):
-        return None
-    return json.dumps({"history": list(reply.history)}, ensure_ascii=False)
+        return said
+    return json.dumps({**json.loads(said or "{}"), "history": list(reply.history)}, ensure_ascii=False)

@@ -48,7 +48,7 @@
     return details;
   };
 
-  const history = (turn) => (turn.details ? turn.details.history.map(([role, content]) => h("div", {}, h("p", { class: "quiet" }, role), text(content, "observation"))) : null);
+  const history = (turn) => (turn.history ? turn.history.map(([role, content]) => h("div", {}, h("p", { class: "quiet" }, role), text(content, "observation"))) : null);
 
   View.turnBody = (turn, { observation = true, prompt = true } = {}) => [
     observation ? history(turn) : null,

@@ -230,3 +230,15 @@ def test_token_ids_that_the_model_does_not_have_are_refused(ids: list[int]) -> N
 
     with pytest.raises(ApiError, match="outside"):
         answerer().completion_prompt(None, ids)
+
+
+def test_replies_at_once_are_waited_for_once_and_details_stand_beside_what_a_line_began_with() -> None:
+    session = new_session()
+    for began, seconds in ((10.0, 4.0), (11.0, 1.0), (13.0, 3.0), (20.0, 0.5)):
+        prompt = answerer().chat_prompt(session, asked([{"role": "user", "content": str(began)}]))
+        reply = record(session, prompt, letter_by_letter("Up", closed=True))
+        reply.asked_at, reply.generate_s = began, seconds
+    session.reward(1.0, details='{"task": "one"}')
+    [episode] = trajectories(session.record, session.episode())
+    assert episode.generate_s == 6.5
+    assert json.loads(episode.turns[-1].details or "") == {"task": "one", "history": []}
