@@ -218,13 +218,14 @@ class Soak:
                 self.memory[role].append((process.pid, job.num_batches(), size))
 
     def growth(self) -> dict[str, float]:
-        """MB per 100 batches, the median over processes that saw at least 20."""
+        """MB per 100 batches behind a process's first 20, the median over processes that saw 20 more."""
         found = {}
         for role, points in self.memory.items():
             slopes = []
             for _, group in itertools.groupby(points, key=lambda point: point[0]):
-                seen = list(group)
-                batches = seen[-1][1] - seen[0][1]
+                points_of_one = list(group)
+                seen = [point for point in points_of_one if point[1] >= points_of_one[0][1] + 20]
+                batches = seen[-1][1] - seen[0][1] if seen else 0
                 if batches >= 20:
                     slopes.append(100 * (seen[-1][2] - seen[0][2]) / batches)
             if slopes:
