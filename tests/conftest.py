@@ -20,10 +20,9 @@ from envsdk.contracts.trainer import TrainSequence
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Two processes whose threads wait for one another on two cores do three times the work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Half of Hypothesis' own number of examples.
-settings.register_profile("envsdk", deadline=None, max_examples=50)
+settings.register_profile("envsdk", deadline=None)
 # For `tests.mutations`, which asks whether a test fails, and not for the smallest example.
-settings.register_profile("unshrunk", settings.get_profile("envsdk"), phases=[Phase.explicit, Phase.generate])
+settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("envsdk")
 
 VOCAB_SIZE = 61
