@@ -91,8 +91,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile -c constraints.txt "$$(grep -x 'torch==.*' constraints.txt)"
 	$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
-	@# pip compiles on one core. Packages hold files that no Python compiles.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@# pip compiles on one core. Packages hold files that no Python compiles, and a third that is seldom imported.
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing)/|/transformers/models/|/ray/(air|data|llm|rllib|serve|train|tune)/' \
+		$(VENV)/lib || true
 	@touch $@
 	@echo "make: $(VENV) is ready: source $(BIN)/activate"
 
@@ -175,7 +176,7 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
-pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses 2 --dist $(3) --junitxml build/times/$(2).xml $(4) || { [ $$? = 1 ] && \
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses $(3) --junitxml build/times/$(2).xml $(4) || { [ $$? = 1 ] && \
 	echo "make: once more, alone: what failed above" && \
 	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
 
@@ -185,11 +186,11 @@ test: install ## Set up, lint and run the test suite: what CI runs
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
 # Only files with such tests are collected for the system part: the others take each worker longer than to start. Whole
-# runs, tests/system, come first, so that both workers end together.
+# runs, tests/system, come first, so that the workers end together: three, since these tests often wait.
 .PHONY: tests
 tests:
-	$(call pytest_twice,not system and not slow and not gpu,unit,worksteal)
-	$(call pytest_twice,system and not slow and not gpu,system,loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r))
+	$(call pytest_twice,not system and not slow and not gpu,unit,2 --dist worksteal)
+	$(call pytest_twice,system and not slow and not gpu,system,3 --dist loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r))
 
 .PHONY: test-nightly
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours

@@ -23,8 +23,10 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 import torch
 from model_shapes import QUICKSTART, write_model
+from numpy.typing import NDArray
 from training_load import make_batch, num_tokens
 
 from envsdk.algorithms.args import AlgorithmArgs
@@ -81,7 +83,7 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
         with torch.no_grad():
             logprobs_N, entropy_N = forward(model, micro)
         lengths = torch.tensor([len(row.row.scored) for row in own])
-        behavior_N = torch.cat([torch.from_numpy(row.behavior) for row in own])
+        behavior_N = _scored([row.sequence.behavior_logprobs for row in own], own)
         begins_N = torch.cat(
             [torch.tensor([True, *(row.row.scored[1:] - row.row.scored[:-1] > 1).tolist()]) for row in own]
         )
@@ -95,13 +97,18 @@ def make_parts(model: CausalLM, batch: TrainBatch, args: AlgorithmArgs) -> list[
                     logprobs=logprobs_N,
                     proximal_logprobs=logprobs_N + 0.01,
                     behavior_logprobs=behavior_N,
-                    advantages=torch.cat([torch.from_numpy(row.advantages) for row in own]),
+                    advantages=_scored([row.sequence.advantages for row in own], own),
                     sequence_ids=torch.repeat_interleave(torch.arange(len(own)), lengths),
                     segment_ids=begins_N.cumsum(0) - 1,
                 ),
             )
         )
     return parts
+
+
+def _scored(arrays: Sequence[NDArray[np.float32]], rows: Sequence[TrainRow]) -> torch.Tensor:
+    found = zip(arrays, rows, strict=True)
+    return torch.cat([torch.from_numpy(array[each.row.scored]) for array, each in found])
 
 
 def forward(model: CausalLM, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,8 +18,8 @@ import numpy as np
 
 import envsdk
 from envsdk.algorithms.advantage_sample import AdvantageSample
-from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import token_advantages
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "envsdk/FrozenLake-v1": {"size": 4, "p": 0.7, "random_start": True, "random_goal": True},

@@ -106,8 +106,8 @@ def quickstart(steps: int) -> Iterator[dict[str, torch.Tensor]]:
     """Weights before the first and after each step of the quickstart's recipe."""
     import envsdk
     from benchmarks.gpu_parts.learning import recipe
+    from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
     from envsdk.contracts.trainer import TrainerConfig
-    from envsdk.runs.batches import ModelScores, learnable, prepare_batch
     from envsdk.trainers.torch_trainer import TorchTrainer
     from envsdk.trainers.warm_start.prepare import prepare_policy
 

@@ -10,7 +10,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -142,7 +142,7 @@ def picture(house: House) -> str:
     return "\n".join([*shapes, "</svg>", ""])
 
 
-def sizes(house: House, owner_and_file: Iterator[tuple[str, Path]]) -> dict[str, int]:
+def sizes(house: House, owner_and_file: Iterable[tuple[str, Path]]) -> dict[str, int]:
     """Lines of each wing."""
     found = dict.fromkeys(house.wings, 0)
     for room, file in owner_and_file:

@@ -43,7 +43,7 @@ _TRIED = (-1000.0, -30.0, -1.0, 0.0, 0.5, 7.0, 300.0)
 """Outputs of the head whose logits are looked at."""
 
 
-class _HiddenStates(BaseModelOutput):
+class _HiddenStates(BaseModelOutput):  # type: ignore[misc]
     """What the layers give; all else that families ask for is None."""
 
     def __getattr__(self, name: str) -> None:

@@ -21,7 +21,7 @@ from envsdk.algorithms.kl import kl_estimate
 from envsdk.algorithms.loss_settings import own_args, weighs
 from envsdk.algorithms.losses import PolicyTokens, load_policy_loss, value_loss
 from envsdk.algorithms.ratios import log_ratio
-from envsdk.contracts.trainer import TeacherScores
+from envsdk.contracts.trainer import TeacherScores, TrainSequence
 from envsdk.trainers.packing import Row
 from envsdk.trainers.step_metrics import StepMetrics
 
@@ -42,25 +42,13 @@ class TokenOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRow:
-    """One sequence that takes part in an optimizer step, and what the loss needs of each scored token besides
-    the model's outputs; arrays are `[num_scored]`."""
+    """One sequence that takes part in an optimizer step."""
 
+    sequence: TrainSequence
     row: Row
+    """Which of its tokens are scored."""
     weight: float = 0.0
     """Weight of each of its tokens, by `loss_agg_mode` over all sequences of the optimizer step."""
-    advantages: NDArray[np.float32]
-    behavior: NDArray[np.float32]
-    """Log-probabilities under the policy that sampled the tokens."""
-    proximal: NDArray[np.float32] | None = None
-    """Log-probabilities under the policy before the first optimizer step; None: the current ones."""
-    reference: NDArray[np.float32] | None = None
-    """Log-probabilities under the reference policy, where the loss has a KL term."""
-    returns: NDArray[np.float32] | None = None
-    """Targets of the value head, where there is one."""
-    old_values: NDArray[np.float32] | None = None
-    """Values before the step; None: the current ones."""
-    teacher: TeacherScores | None = None
-    """Its scores of these tokens, where the loss distills."""
 
 
 class Objective:
@@ -85,15 +73,15 @@ class Objective:
     def __call__(self, rows: Sequence[TrainRow], outputs: TokenOutputs, tally: StepMetrics) -> Tensor:
         """The loss, a scalar; `tally` gets its terms, but not the loss itself."""
         args, logprobs_N = self.args, outputs.logprobs_N
-        joined = _JoinedRows(rows, logprobs_N.device)
+        joined, sequences = _JoinedRows(rows, logprobs_N.device), [each.sequence for each in rows]
         weights_N = joined.repeated([row.weight for row in rows])
-        behavior_N = joined.arrays([each.behavior for each in rows])
-        proximal_N = joined.arrays_or([each.proximal for each in rows], logprobs_N.detach())
+        behavior_N = joined.arrays([each.behavior_logprobs for each in sequences])
+        proximal_N = joined.arrays_or([each.proximal_logprobs for each in sequences], logprobs_N.detach())
         tokens = PolicyTokens(
             logprobs=logprobs_N,
             proximal_logprobs=proximal_N,
             behavior_logprobs=behavior_N,
-            advantages=joined.arrays([each.advantages for each in rows]),
+            advantages=joined.arrays([each.advantages for each in sequences]),
             sequence_ids=joined.sequence_ids(),
             segment_ids=joined.segment_ids(),
         )
@@ -101,18 +89,20 @@ class Objective:
         if self.entropy_gradient:
             terms["entropy_loss"] = -args.entropy_loss_coef * (weights_N * outputs.entropy_N).sum()
         if args.kl_loss_coef > 0:
-            reference_N = joined.arrays([each.reference for each in rows])
+            reference_N = joined.arrays([each.reference_logprobs for each in sequences])
             kl_N = kl_estimate(logprobs_N, reference_N, args.kl_loss_type)
             terms["kl_loss"] = args.kl_loss_coef * (weights_N * kl_N).sum()
             tally.add("kl", kl_N.detach())
-        if taught := [each.teacher for each in rows if each.teacher is not None]:
-            coef_N = joined.repeated([-1.0 if each.teacher is None else each.teacher.coef for each in rows])
+        if taught := _teachers(rows):
+            coef_N = joined.repeated(
+                [-1.0 if each.teacher is None else each.teacher.coef for each in sequences]
+            )
             kl_M = _divergence(taught, outputs, coef_N >= 0)
             terms["distill_loss"] = ((coef_N * weights_N)[coef_N >= 0] * kl_M).sum()
             tally.add("distill_kl", kl_M.detach())
         if outputs.values_N is not None:
-            returns_N, values_N = joined.arrays([each.returns for each in rows]), outputs.values_N
-            old_values_N = joined.arrays_or([each.old_values for each in rows], values_N.detach())
+            returns_N, values_N = joined.arrays([each.returns for each in sequences]), outputs.values_N
+            old_values_N = joined.arrays_or([each.old_values for each in sequences], values_N.detach())
             critic_N = value_loss(
                 values=values_N, old_values=old_values_N, returns=returns_N, clip=args.value_clip
             )
@@ -147,15 +137,20 @@ class Objective:
 
 def teacher_tokens(rows: Sequence[TrainRow], args: AlgorithmArgs) -> NDArray[np.int32] | None:
     """`[N, K]`: tokens whose log-probabilities the loss needs beside those of the rows' own."""
-    if not args.distill_top_k or all(row.teacher is None for row in rows):
+    if not args.distill_top_k or all(each.sequence.teacher is None for each in rows):
         return None
     ids = [
-        np.zeros((len(row.row.scored), args.distill_top_k), np.int32)
-        if (teacher := row.teacher) is None or teacher.top_ids is None
-        else teacher.top_ids
-        for row in rows
+        np.zeros((len(each.row.scored), args.distill_top_k), np.int32)
+        if (teacher := each.sequence.teacher) is None or teacher.top_ids is None
+        else teacher.top_ids[each.row.scored]
+        for each in rows
     ]
     return np.concatenate(ids)
+
+
+def _teachers(rows: Sequence[TrainRow]) -> list[TeacherScores]:
+    """The teachers' scores of the scored tokens."""
+    return [teacher.take(each.row.scored) for each in rows if (teacher := each.sequence.teacher) is not None]
 
 
 def _divergence(taught: Sequence[TeacherScores], outputs: TokenOutputs, is_taught_N: Tensor) -> Tensor:
@@ -177,16 +172,19 @@ class _JoinedRows:
         self._lengths = [len(row.row.scored) for row in rows]
 
     def arrays(self, per_row: Sequence[NDArray[np.float32] | None]) -> Tensor:
-        """One array of each row; `check_sequences` made sure that none is missing."""
-        return self._tensor(np.concatenate([array for array in per_row if array is not None]))
+        """One array of each row's sequence; `check_sequences` made sure that none is missing."""
+        found = zip(per_row, self._rows, strict=True)
+        return self._tensor(
+            np.concatenate([array[each.row.scored] for array, each in found if array is not None])
+        )
 
     def arrays_or(self, per_row: Sequence[NDArray[np.float32] | None], default_N: Tensor) -> Tensor:
-        """One array of each row, or the default's entries for a row without it."""
+        """One array of each row's sequence, or the default's entries for a row without it."""
         parts = torch.split(default_N, self._lengths)
         return torch.cat(
             [
-                part if array is None else self._tensor(array)
-                for array, part in zip(per_row, parts, strict=True)
+                part if array is None else self._tensor(array[each.row.scored])
+                for array, each, part in zip(per_row, self._rows, parts, strict=True)
             ]
         )
 

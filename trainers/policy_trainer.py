@@ -219,7 +219,7 @@ class BatchRows:
             or own_args(args).moves_without_advantage
         )
         self._learned = [
-            _train_row(sequence, row, args, with_values)
+            TrainRow(sequence=sequence, row=row)
             if row is not None
             and (all_needed or sequence.teacher is not None or np.any(sequence.advantages[row.scored]))
             else None
@@ -232,13 +232,20 @@ class BatchRows:
 
     def without_proximal(self) -> list[int]:
         """Sequences that learn and whose proximal log-probabilities are not known yet."""
-        return [index for index, row in enumerate(self._learned) if row is not None and row.proximal is None]
+        return [
+            index
+            for index, each in enumerate(self._learned)
+            if each is not None and each.sequence.proximal_logprobs is None
+        ]
 
     def add_proximal(self, index: int, logprobs: NDArray[np.float32]) -> None:
         """`logprobs` `[num_scored]` of sequence `index`."""
-        row = self._learned[index]
-        assert row is not None, "only asked for sequences that learn"
-        self._learned[index] = replace(row, proximal=logprobs)
+        learned = self._learned[index]
+        assert learned is not None, "only asked for sequences that learn"
+        proximal = np.zeros(len(learned.sequence.ids), np.float32)
+        proximal[learned.row.scored] = logprobs
+        sequence = replace(learned.sequence, proximal_logprobs=proximal)
+        self._learned[index] = replace(learned, sequence=sequence)
 
     def step_rows(self, members: Sequence[int]) -> list[TrainRow]:
         """The rows of an optimizer step over the sequences `members`."""
@@ -342,19 +349,3 @@ def check_sequences(
                 raise TrainerError(f"sequence {index} has no {name}, which the loss needs")
             if len(values) != length:
                 raise TrainerError(f"sequence {index} has {length} tokens but {len(values)} {name}")
-
-
-def _train_row(sequence: TrainSequence, row: Row, args: AlgorithmArgs, with_values: bool) -> TrainRow:
-    def scored(values: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-        return None if values is None else values[row.scored]
-
-    return TrainRow(
-        row=row,
-        advantages=sequence.advantages[row.scored],
-        behavior=sequence.behavior_logprobs[row.scored],
-        proximal=scored(sequence.proximal_logprobs),
-        reference=scored(sequence.reference_logprobs) if args.kl_loss_coef > 0 else None,
-        returns=scored(sequence.returns) if with_values else None,
-        old_values=scored(sequence.old_values) if with_values else None,
-        teacher=None if sequence.teacher is None else sequence.teacher.take(row.scored),
-    )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import envsdk
 from benchmarks.gpu_parts.bench import Bench, Row
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.config import RunConfig
 from envsdk.config.loading import load_config
 from envsdk.contracts.trainer import TrainerConfig
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.warm_start.prepare import prepare_policy
 

@@ -19,5 +19,3 @@ SPEC = EnvSpec(
     local_arguments=("num_processes", "games_per_process", "process_mb", "cache_mb", "render_mode"),
     needs=dict.fromkeys(("alfworld", "textworld", "fast_downward"), "pip install 'envsdk[alfworld]'"),
 )
-
-__all__ = ["SPEC"]

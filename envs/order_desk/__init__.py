@@ -10,5 +10,3 @@ SPEC = EnvSpec(
     action_format='Reply with a call: <tool_call>{"name": NAME, "arguments": {...}}</tool_call>',
     needs={"jsonschema": "pip install 'envsdk[tools]'"},
 )
-
-__all__ = ["SPEC"]

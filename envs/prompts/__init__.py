@@ -17,5 +17,3 @@ SPEC = EnvSpec(
     action_format="Reply with the response: any text, as the prompt asks for it.",
     prompt=None,
 )
-
-__all__ = ["SPEC"]

@@ -24,5 +24,3 @@ SPEC = EnvSpec(
     lacks="envsdk.envs.swe.env:lacks",
     needs=dict.fromkeys(("coverage", "packaging", "pytest"), "pip install 'envsdk[swe]'"),
 )
-
-__all__ = ["SPEC"]

@@ -22,5 +22,3 @@ SPEC = EnvSpec(
     notes="envsdk.envs.terminal.notes:notes",
     needs={"e2b_dockerfile_utils": "pip install 'envsdk[terminal]'"},
 )
-
-__all__ = ["SPEC"]

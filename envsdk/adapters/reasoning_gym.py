@@ -177,12 +177,12 @@ class ReasoningGymEnv(HostedEnv):
         self,
         questions: Questions,
         *,
-        split: Split = "all",
-        val_share: float = 0.1,
-        reply: ReplyFormat = "tag",
-        max_steps: int = 1,
-        success_score: float = 1.0,
-        invalid_penalty: float = 0.0,
+        split: Split,
+        val_share: float,
+        reply: ReplyFormat,
+        max_steps: int,
+        success_score: float,
+        invalid_penalty: float,
     ) -> None:
         """The arguments are those of `make_reasoning_gym_env`."""
         super().__init__(max_steps=max_steps, invalid_penalty=invalid_penalty)

@@ -4,9 +4,9 @@ from envsdk.algorithms.advantage_sample import AdvantageSample as AdvantageSampl
 from envsdk.algorithms.advantage_sample import Steps as Steps
 from envsdk.algorithms.advantage_sample import TokenAdvantages as TokenAdvantages
 from envsdk.algorithms.advantage_sample import steps_of as steps_of
-from envsdk.algorithms.advantages import token_advantages as token_advantages
 from envsdk.algorithms.aggregation import sequence_weights as sequence_weights
 from envsdk.algorithms.args import AlgorithmArgs as AlgorithmArgs
+from envsdk.algorithms.batches import token_advantages as token_advantages
 from envsdk.algorithms.estimator_contract import AdvantageEstimator as AdvantageEstimator
 from envsdk.algorithms.estimator_contract import EstimatorArgs as EstimatorArgs
 from envsdk.algorithms.estimator_contract import advantage_estimator as advantage_estimator

@@ -1,10 +1,7 @@
-"""One advantage per token, from rewards. Pure NumPy.
+"""Estimators that `adv_estimator` names: from rewards to one advantage per token. Pure NumPy.
 
-    turn rewards -> normalized -> clipped [- KL penalty] -> estimator -> per token
-        [-> whitened -> weighted by difficulty and length -> clipped -> weighted for the loss]
-
-`token_advantages` does all of it for a batch. The formulas are in `estimators` and `rewards`, to be used
-alone. What `adv_estimator` names is a function such as `grpo` below; see `advantage_estimator`.
+The formulas are in `estimators` and `rewards`, to be used alone. An estimator of one's own is a function
+such as `grpo` below; see `advantage_estimator`.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from numpy.typing import ArrayLike
 from envsdk.algorithms.advantage_args import RewardGrouping
 from envsdk.algorithms.advantage_sample import AdvantageSample, Floats, TokenAdvantages, steps_of
 from envsdk.algorithms.args import AlgorithmArgs
-from envsdk.algorithms.estimator_contract import EstimatorArgs, advantage_estimator, load_estimator
+from envsdk.algorithms.estimator_contract import EstimatorArgs, advantage_estimator
 from envsdk.algorithms.estimators import (
     discounted_returns,
     gae,
@@ -29,13 +26,7 @@ from envsdk.algorithms.estimators import (
     rloo_advantages,
     whiten,
 )
-from envsdk.algorithms.masks import loss_weights
 from envsdk.algorithms.rewards import (
-    difficulty_weights,
-    kl_per_token,
-    length_weights,
-    normalized_turns,
-    paid_at_the_end,
     reward_statistics,
 )
 
@@ -69,45 +60,6 @@ class GAEArgs(EstimatorArgs):
 
 class ReturnsArgs(EstimatorArgs):
     """`reinforce`, `reinforce_plus_plus` take no settings."""
-
-
-def token_advantages(
-    args: AlgorithmArgs, samples: Sequence[AdvantageSample], *, kl_coef: float | None = None
-) -> list[TokenAdvantages]:
-    """Advantages of a batch under `args`, in the order of `samples`.
-
-    `kl_coef` is the present weight of the KL penalty, `init_kl_coef` when absent. ValueError when a sample
-    lacks what the estimator needs. Never returns NaN for finite input.
-    """
-    rewarded = final_rewards(args, samples, args.init_kl_coef if kl_coef is None else kl_coef)
-    estimator = load_estimator(args.adv_estimator)
-    results = estimator.function(rewarded, args, args.estimator_args)
-    if args.whiten_advantages:
-        results = _whitened(samples, results, over_tags=args.whiten_over == "tag")
-    return _weighted_and_clipped(args, samples, results)
-
-
-def final_rewards(
-    args: AlgorithmArgs, samples: Sequence[AdvantageSample], kl_coef: float
-) -> list[AdvantageSample]:
-    """The samples with normalized, clipped rewards and the KL penalty -kl_coef KL_t in `token_rewards`.
-
-    The penalty is that of Ziegler et al., arXiv:1909.08593.
-    """
-    shift_N, scale_N = _statistics(args, [sum(sample.turn_rewards) for sample in samples], samples)
-    rewarded = []
-    for sample, shift, scale in zip(samples, shift_N, scale_N, strict=True):
-        rewards_K = np.array(sample.turn_rewards, np.float64)
-        if args.reward_level != "return":
-            rewards_K = normalized_turns(rewards_K, shift, scale)
-            if args.reward_level == "trajectory":
-                rewards_K = paid_at_the_end(rewards_K)
-            rewards_K = rewards_K.clip(*_clip_range(args.reward_clip))
-        penalty_T = None
-        if kl_coef and sample.valid:
-            penalty_T = -kl_coef * kl_per_token(sample, args.kl_reward_type)
-        rewarded.append(replace(sample, turn_rewards=rewards_K.tolist(), token_rewards=penalty_T))
-    return rewarded
 
 
 @advantage_estimator(GRPOArgs)
@@ -179,7 +131,7 @@ def reinforce_plus_plus(
         returns.append(
             TokenAdvantages(advantages=steps.spread(discounted_returns(steps.rewards_S, args.gamma)))
         )
-    return _whitened(samples, returns)
+    return whitened(samples, returns)
 
 
 @advantage_estimator(GiGPOArgs)
@@ -251,12 +203,12 @@ def _normalized_returns(
     returns = [discounted_returns(each, args.gamma) for each in rewards]
     owners = [sample for sample, each in zip(samples, returns, strict=True) for _ in each]
     flat = np.concatenate([*returns, np.zeros(0)])
-    shift, scale = _statistics(args, flat, owners)
-    clipped = ((flat - shift) / scale).clip(*_clip_range(args.reward_clip))
+    shift, scale = statistics(args, flat, owners)
+    clipped = ((flat - shift) / scale).clip(*clip_range(args.reward_clip))
     return np.split(clipped, np.cumsum([len(each) for each in returns], dtype=np.int64))[: len(returns)]
 
 
-def _statistics(
+def statistics(
     args: AlgorithmArgs, rewards: ArrayLike, owners: Sequence[AdvantageSample]
 ) -> tuple[Floats, Floats]:
     """Shift and scale of each reward, by the groups, tags and failures of the samples that earned them."""
@@ -268,7 +220,7 @@ def _statistics(
     )
 
 
-def _clip_range(clip: float | None) -> tuple[float, float]:
+def clip_range(clip: float | None) -> tuple[float, float]:
     return (-np.inf, np.inf) if clip is None else (-clip, clip)
 
 
@@ -280,7 +232,7 @@ def _labels(grouping: RewardGrouping, samples: Sequence[AdvantageSample]) -> lis
     return [sample.tag if grouping == "tag" else "" for sample in samples]
 
 
-def _whitened(
+def whitened(
     samples: Sequence[AdvantageSample], results: list[TokenAdvantages], *, over_tags: bool = False
 ) -> list[TokenAdvantages]:
     masks = [sample.response_mask * np.int8(sample.valid and sample.learns) for sample in samples]
@@ -292,27 +244,3 @@ def _whitened(
         for index, advantages_T in zip(members, whitened, strict=True):
             found[index] = replace(results[index], advantages=advantages_T)
     return found
-
-
-def _weighted_and_clipped(
-    args: AlgorithmArgs, samples: Sequence[AdvantageSample], results: list[TokenAdvantages]
-) -> list[TokenAdvantages]:
-    valid = [sample.valid for sample in samples]
-    weights_N = difficulty_weights(
-        args.difficulty_weight,
-        [sample.success for sample in samples],
-        [sample.group_id for sample in samples],
-        valid=valid,
-    ) * length_weights(
-        args.length_weight, [int(sample.response_mask.sum()) for sample in samples], valid=valid
-    )
-    counted_N = np.array([sample.valid and sample.learns for sample in samples], bool)
-    last_weights_N = np.where(counted_N, loss_weights(args, samples), 0.0)
-    clip = _clip_range(args.advantage_clip)
-    return [
-        replace(
-            result,
-            advantages=(result.advantages * np.float32(weight)).clip(*clip) * np.float32(last_weight),
-        )
-        for result, weight, last_weight in zip(results, weights_N, last_weights_N, strict=True)
-    ]

@@ -96,8 +96,8 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """What was sampled."""
+class SampledTokens:
+    """Tokens of one reply."""
 
     request_id: str
     token_ids: NDArray[np.int32]
@@ -107,37 +107,31 @@ class GenerationResult:
     `SamplingShape`), as far as the abilities `logprobs` and `processed_logprobs` go."""
     version_spans: tuple[VersionSpan, ...]
     """Cover `[0, num_sampled)` in order."""
-    finish_reason: FinishReason
-    error: str = ""
-    """Why the reply is not complete; empty unless the finish reason is `error`."""
-    error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
-    """Kind of `error`, where there is one."""
     top: TopTokens | None = None
     """At the sampled positions, under the distribution of `logprobs`, where `top_logprobs` are asked for."""
-    prompt_scores: PromptScores | None = None
-    """Where `prompt_logprobs` are asked for and the reply is complete."""
-    experts: NDArray[np.int16] | None = None
-    """`[num_tokens, num_routers, num_chosen]`: of the prompt's and the sampled tokens from the request's
-    `experts_from` to the one before the last, which was no input."""
     support: Support | None = None
     """At the sampled positions, where it is asked for and tokens were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
-    """Some more tokens of one reply."""
+class TokenDelta(SampledTokens):
+    """Some more tokens of a reply, at least one."""
 
-    request_id: str
-    token_ids: NDArray[np.int32]
-    """`[num_tokens]`, at least one."""
-    logprobs: NDArray[np.float32]
-    """`[num_tokens]`, as in the result."""
-    version_spans: tuple[VersionSpan, ...]
-    """Cover `[0, num_tokens)` of this delta in order."""
-    top: TopTokens | None = None
-    """As in the result."""
-    support: Support | None = None
-    """As in the result."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult(SampledTokens):
+    """All tokens of a reply."""
+
+    finish_reason: FinishReason
+    error: str = ""
+    """Why the reply is not complete; empty unless the finish reason is `error`."""
+    error_kind: ErrorKind = ErrorKind.REQUEST_FAILED
+    """Kind of `error`, where there is one."""
+    prompt_scores: PromptScores | None = None
+    """Where `prompt_logprobs` are asked for and the reply is complete."""
+    experts: NDArray[np.int16] | None = None
+    """`[num_tokens, num_routers, num_chosen]`: of the prompt's and the sampled tokens from the request's
+    `experts_from` to the one before the last, which was no input."""
 
 
 class PauseMode(StrEnum):

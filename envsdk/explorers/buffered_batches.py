@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 
 from envsdk.base.store.trajectories import write_trajectories
-from envsdk.buffer.contract import JobView, LeaseLost, Member, Role, Signal, TakenBatch
+from envsdk.buffer.contract import JobView, LeaseLost, Member, Signal, TakenBatch
 from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EnvsdkError, StorageError
@@ -61,18 +60,17 @@ class BufferedBatches:
         config: RunConfig,
         folder: RunFolder,
         *,
+        membership: Membership,
         publisher: Publisher,
         say: Callable[[str], None],
-        model: Path | None = None,
     ) -> None:
-        """`model` as of `Membership`."""
         self._config = config
+        self._selection = selection_of(config)
         self._folder = folder
+        self._step = folder.first_step
+        self._membership = membership
         self._publisher = publisher
         self._say = say
-        self._membership = Membership(config, Role.TRAINER, "trainer", say=say, model=model)
-        self._selection = selection_of(config)
-        self._step = folder.first_step
         self._version = 0
         self._lag = WeightLag(config.synchronizer.sync_timeout)
         self._living: asyncio.Task[None] | None = None

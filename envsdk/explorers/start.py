@@ -187,4 +187,5 @@ def _stop(explorer: Explorer, say: Say, why: str) -> None:
 def _buffered(config: RunConfig, folder: RunFolder, model: Path, trainers: Trainers, say: Say) -> BatchSource:
     _check_no_ledger(folder)
     publisher = VersionPublisher(config, trainers.actor, model=model, say=say)
-    return BufferedBatches(config, folder, publisher=publisher, say=say, model=model)
+    membership = Membership(config, Role.TRAINER, "trainer", say=say, model=model)
+    return BufferedBatches(config, folder, membership=membership, publisher=publisher, say=say)

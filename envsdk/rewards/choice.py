@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, stated_truth, unusable
+from envsdk.rewards.reward import InlineReward, Reward, RewardError, Sample, stated_truth, unusable
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -55,14 +55,10 @@ class ChoiceArgs(Extraction):
     0, 0; `boxed` 1, 0, 0, 0; `loose` 1, 1, -1, -1; `soft` 1, 0.5, -0.5, -1; `strict` 1, -1, -1, -1."""
 
 
-class ChoiceReward(RewardFunction):
+class ChoiceReward(InlineReward[ChoiceArgs]):
     """Whether the response chooses the letter, or the option's text, that the row's `ground_truth` states."""
 
     Args = ChoiceArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: ChoiceArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         options = options_of(sample)

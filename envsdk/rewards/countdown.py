@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import InlineReward, Reward, RewardError, Sample
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -34,17 +34,13 @@ class CountdownArgs(Extraction):
     """For an equation that breaks the rules or misses the target."""
 
 
-class CountdownReward(RewardFunction):
+class CountdownReward(InlineReward[CountdownArgs]):
     """1 for an equation that reaches the row's target with each of its numbers once.
 
     A row has `target` and `numbers` (or `nums`), or both in its `ground_truth`, as an object or as JSON.
     """
 
     Args = CountdownArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: CountdownArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         """Raises RewardError when the row has no target."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from envsdk.rewards.answer_text import after_thinking
 from envsdk.rewards.answers import Extraction, Way, find_answer, short
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample, stated_truth, unusable
+from envsdk.rewards.reward import InlineReward, Reward, RewardError, Sample, stated_truth, unusable
 
 
 class ExactArgs(Extraction):
@@ -20,14 +20,10 @@ class ExactArgs(Extraction):
     """What does not count: upper and lower case, all space, all punctuation. Space at the ends never does."""
 
 
-class ExactReward(RewardFunction):
+class ExactReward(InlineReward[ExactArgs]):
     """1 when the answer equals the row's `ground_truth`, otherwise 0. Unicode is compared in its NFC form."""
 
     Args = ExactArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: ExactArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         """Raises RewardError when the row has nothing to compare with."""

@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -28,6 +28,7 @@ from envsdk.contracts.failures import Boundary, EnvsdkError
 from envsdk.contracts.prompts import Message
 
 PLUGINS = "envsdk.rewards"
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,15 @@ class RewardFunction(ABC):
     def problem(self, row: Mapping[str, Any]) -> str | None:
         """Why no response to this row can be scored, such as a ground truth that does not parse; or None."""
         return None
+
+
+class InlineReward(RewardFunction, Generic[Settings]):
+    """A function that its settings describe, and that no response holds up."""
+
+    runs = Runs.INLINE
+
+    def __init__(self, args: Settings) -> None:
+        self.args = args
 
 
 class AsyncRewardFunction(RewardFunction):

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from envsdk.base.settings.strict import StrictSettings
-from envsdk.rewards.reward import Reward, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import InlineReward, Reward, RewardFunction, Sample
 
 
 class FormatArgs(StrictSettings):
@@ -118,17 +118,13 @@ class LengthArgs(StrictSettings):
         return self
 
 
-class LengthReward(RewardFunction):
+class LengthReward(InlineReward[LengthArgs]):
     """The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), in characters or words.
 
     With L the length, M = max_length and B = buffer: 0 for L <= M - B, (M - B - L) / B up to M, -1 beyond.
     """
 
     Args = LengthArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: LengthArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         length = len(sample.response.split() if self.args.unit == "words" else sample.response)
@@ -147,7 +143,7 @@ class RepetitionArgs(StrictSettings):
     """Words, separated by space, in an n-gram."""
 
 
-class RepetitionReward(RewardFunction):
+class RepetitionReward(InlineReward[RepetitionArgs]):
     """-(1 - D / N), with D different n-grams among the N of the response, in lower case; 0 without any.
 
     The repetition penalty of "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373); its
@@ -155,10 +151,6 @@ class RepetitionReward(RewardFunction):
     """
 
     Args = RepetitionArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: RepetitionArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         words = sample.response.lower().split()

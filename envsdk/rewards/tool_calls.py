@@ -11,7 +11,7 @@ from typing import Any
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.engines.tool_calls.formats import read_reply
 from envsdk.engines.tool_calls.reading import split_thought
-from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Runs, Sample
+from envsdk.rewards.reward import InlineReward, Reward, RewardError, Sample
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -23,7 +23,7 @@ class ToolCallsArgs(StrictSettings):
     """The response begins with one `<think>...</think>`, and only its calls follow."""
 
 
-class ToolCallsReward(RewardFunction):
+class ToolCallsReward(InlineReward[ToolCallsArgs]):
     """1 when names and arguments of all calls are those of `ground_truth`, in any order; otherwise 0.
 
     A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, whose tags may hold a list, or as
@@ -32,10 +32,6 @@ class ToolCallsReward(RewardFunction):
     """
 
     Args = ToolCallsArgs
-    runs = Runs.INLINE
-
-    def __init__(self, args: ToolCallsArgs) -> None:
-        self.args = args
 
     def score(self, sample: Sample) -> Reward:
         """Raises RewardError when the row's calls cannot be read."""

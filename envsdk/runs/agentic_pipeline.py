@@ -18,6 +18,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.algorithms.batches import (
+    ModelScores,
+    learnable,
+    prepare_batch,
+    recorded_experts,
+    supports,
+    token_ids,
+)
 from envsdk.base.display.progress import ProgressDisplay, Validation
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.device_sharing import Phase
@@ -29,14 +37,6 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import RolloutBatch, Trajectory
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.batches import (
-    ModelScores,
-    learnable,
-    prepare_batch,
-    recorded_experts,
-    supports,
-    token_ids,
-)
 from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem

@@ -86,7 +86,7 @@ def script_for(
     subject: Subject,
     example: Mapping[str, Any],
     message: str,
-    timeout_s: float | None = None,
+    timeout_s: float | None,
 ) -> str:
     """A script that shows what went wrong and ends with the same AssertionError.
 

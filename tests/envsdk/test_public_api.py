@@ -16,7 +16,7 @@ from packaging.version import Version
 
 import envsdk
 from envsdk.base.settings import extras
-from envsdk.base.settings.public import Deprecated, public_names
+from envsdk.base.settings.public import public_names
 from tests.envsdk.public_api import FILE, MODULES, gone, public_api
 
 
@@ -68,17 +68,11 @@ def test_importing_the_package_imports_no_framework() -> None:
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = types.ModuleType("sample_package")
-    going = Deprecated(module="fractions", instead="sample_package.Decimal", since="0.3", removed_in="0.4")
     module.__getattr__, module.__dir__ = public_names(  # type: ignore[method-assign]
-        "sample_package", {"Decimal": "decimal"}, {"Fraction": going}
+        "sample_package", {"Decimal": "decimal"}
     )
     monkeypatch.setitem(sys.modules, "sample_package", module)
     return module
-
-
-def test_a_deprecated_name_works_and_says_what_to_use(package: types.ModuleType) -> None:
-    with pytest.warns(DeprecationWarning, match=r"since envsdk 0\.3 and goes in 0\.4: use sample_package"):
-        assert package.Fraction(1, 2) == 0.5
 
 
 def test_a_public_name_is_imported_at_its_first_use_without_a_warning(package: types.ModuleType) -> None:

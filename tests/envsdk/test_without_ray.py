@@ -20,7 +20,6 @@ MODULES = [
     "envsdk.config.loading",
     "envsdk.engines.openai",
     "envsdk.engines.vllm",
-    "envsdk.runs.batches",
     "envsdk.rollouts.play.local_engine",
     "envsdk.rollouts.play.rollout",
     "envsdk.rollouts.results.trajectories",
@@ -57,7 +56,7 @@ from pathlib import Path
 import envsdk
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.config.loading import load_config
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.warm_start.prepare import prepare_policy

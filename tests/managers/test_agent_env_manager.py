@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import collect
 from envsdk.contracts.failures import Boundary
@@ -26,7 +27,6 @@ from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.traj_env_manager import LeaseSource, TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import play_tasks
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 from tests.envsdk.engines.endpoint_models import CHATS
 from tests.managers import lake_agents

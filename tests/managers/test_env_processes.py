@@ -123,11 +123,11 @@ async def test_building_an_environment_has_a_limit_of_its_own() -> None:
 async def test_many_environments_that_start_at_once_all_start() -> None:
     hosts = [
         process_host(SlowlyBuiltEnv, env_config={"seconds": 0.05}, start_timeout_s=20.0, reset_timeout_s=5.0)
-        for _ in range(24)
+        for _ in range(16)
     ]
     try:
         observations = await asyncio.gather(*(host.reset(seed) for seed, host in enumerate(hosts)))
-        assert [text for text, _ in observations] == [f"seed {seed} turn 0" for seed in range(24)]
+        assert [text for text, _ in observations] == [f"seed {seed} turn 0" for seed in range(16)]
     finally:
         for host in hosts:
             host.close()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.algorithms.units import in_parts
 from envsdk.base.store.tally import results_by_role
 from envsdk.base.store.trajectories import read_trajectories, write_trajectories
@@ -31,7 +32,6 @@ from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.policies import opponents
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import TaskListLeases
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from envsdk.runs.rollout_metrics import rollout_metrics
 
 

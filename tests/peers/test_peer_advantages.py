@@ -21,8 +21,8 @@ from trinity.algorithm.advantage_fn.gigpo_advantage import GiGPOAdvantageFn  # n
 from trinity.algorithm.advantage_fn.grpo_advantage import GRPOGroupedAdvantage  # noqa: E402
 
 from envsdk.algorithms.advantage_sample import AdvantageSample  # noqa: E402
-from envsdk.algorithms.advantages import token_advantages  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
+from envsdk.algorithms.batches import token_advantages  # noqa: E402
 
 LENGTH = 36
 LONE_GROUP, EQUAL_GROUP = 2, 4

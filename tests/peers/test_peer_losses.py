@@ -28,6 +28,7 @@ from trinity.algorithm.utils import aggregate_loss  # noqa: E402
 
 from envsdk.algorithms.aggregation import sequence_weights  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
+from envsdk.contracts.trainer import TrainSequence  # noqa: E402
 from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow  # noqa: E402
 from envsdk.trainers.packing import make_row  # noqa: E402
 from envsdk.trainers.step_metrics import StepMetrics  # noqa: E402
@@ -318,18 +319,19 @@ def test_the_whole_loss_is_that_of_verl(write_down: Callable[..., None]) -> None
     entropy_N = -0.5 * current_N  # any function of the current log-probabilities
     fields = {
         "advantages": batch.advantages_BT,
-        "behavior": batch.behavior_BT,
-        "proximal": batch.proximal_BT,
-        "reference": batch.reference_BT,
+        "behavior_logprobs": batch.behavior_BT,
+        "proximal_logprobs": batch.proximal_BT,
+        "reference_logprobs": batch.reference_BT,
     }
     weights_B = sequence_weights(mode, mask_BT.sum(1).tolist())
     rows = []
     for number, mask_T in enumerate(mask_BT.numpy().astype(np.int8)):
         # Inputs predict the next token: position t of the batch is token t + 1 of the sequence.
-        row = make_row(np.zeros(len(mask_T) + 1, np.int32), np.concatenate([[0], mask_T]).astype(np.int8))
-        if row is not None:
-            own = {name: values[number][mask_T == 1].numpy() for name, values in fields.items()}
-            rows.append(TrainRow(row=row, weight=float(weights_B[number]), **own))
+        own = {name: np.append(0.0, values[number].numpy()) for name, values in fields.items()}
+        mask = np.append(0, mask_T).astype(np.int8)
+        sequence = TrainSequence(ids=np.zeros(len(mask), np.int32), response_mask=mask, **own)
+        if (row := make_row(sequence.ids, mask)) is not None:
+            rows.append(TrainRow(sequence=sequence, row=row, weight=float(weights_B[number])))
     tally = StepMetrics()
     outputs = TokenOutputs(logprobs_N=current_N, entropy_N=entropy_N)
     loss = Objective(args)(rows, outputs, tally)

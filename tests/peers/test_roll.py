@@ -28,8 +28,8 @@ from peer_batches import ours as our_loss  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from envsdk.algorithms.advantage_sample import AdvantageSample  # noqa: E402
-from envsdk.algorithms.advantages import token_advantages  # noqa: E402
 from envsdk.algorithms.args import AlgorithmArgs  # noqa: E402
+from envsdk.algorithms.batches import token_advantages  # noqa: E402
 from envsdk.algorithms.masks import masked  # noqa: E402
 from envsdk.config import load_config  # noqa: E402
 from envsdk.contracts.trajectory import FinishReason, Turn  # noqa: E402

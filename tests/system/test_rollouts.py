@@ -309,6 +309,7 @@ def episodes(batch: RolloutBatch) -> dict[object, object]:
     return found
 
 
+@slow  # by day, test_train.py compares the evaluations of a run
 def test_every_evaluation_plays_the_same_tasks_and_the_same_weights_the_same_episodes(
     start_rollouts: StartRollouts,
 ) -> None:
@@ -408,6 +409,7 @@ def test_a_group_that_a_filter_drops_is_replaced_and_the_batch_stays_whole(
     assert f"filtered: {mine}: task 1 is odd" in ends
 
 
+@slow  # by day, test_batch_files.py writes them
 def test_what_is_thrown_away_is_written_as_it_comes_and_does_not_wait_for_a_batch(
     start_rollouts: StartRollouts, tmp_path: Path
 ) -> None:
@@ -478,6 +480,7 @@ def test_an_engine_that_comes_back_answers_all_workers_and_those_that_are_replac
         ray.kill(again)
 
 
+@slow  # by day, an engine leaves in test_engine_group.py and the router's tests
 def test_an_engine_that_leaves_gets_no_more_requests_also_from_workers_that_are_replaced(
     start_rollouts: StartRollouts,
 ) -> None:

@@ -347,7 +347,7 @@ def test_a_rank_that_cannot_write_fails_the_others_too(make_config, tmp_path) ->
     assert not (tmp_path / "trainer.json").exists()
 
 
-@pytest.mark.parametrize("folder", ["model_folder", "untied_model_folder"])
+@pytest.mark.parametrize("folder", by_day(["model_folder"], ["model_folder", "untied_model_folder"]))
 def test_the_hugging_face_folder_is_that_of_the_torch_trainer(folder, make_config, tmp_path, request) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     config = make_config(model=request.getfixturevalue(folder), with_value_head=True)

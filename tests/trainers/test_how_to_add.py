@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.base import registry
 from envsdk.config import load_config
 from envsdk.contracts.failures import ConfigurationError
@@ -23,7 +24,6 @@ from envsdk.contracts.trajectory import Task, Trajectory
 from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.managers.wiring import tag_setups
 from envsdk.rollouts.play.local_runner import play_tasks
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from tests.envsdk.engines.endpoint_models import CHATS
 from tests.envsdk.engines.test_engine_policy import ScriptedProxy
 

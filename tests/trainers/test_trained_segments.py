@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, example, given, settings
 from transformers import AutoModelForCausalLM
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import ModelScores, prepare_batch, segments_of, token_ids
 from envsdk.contracts.trainer import TrainBatch, TrainSequence
 from envsdk.contracts.trajectory import Trajectory
-from envsdk.runs.batches import ModelScores, prepare_batch, segments_of, token_ids
 from envsdk.trainers.policy_trainer import optimizer_steps
 from envsdk.trainers.torch_trainer import TorchTrainer
 from tests.by_day import by_day

@@ -10,5 +10,3 @@ SPEC = EnvSpec(
     prompt="envsdk.adapters.hosted:explains_itself",
     needs={"gem": "pip install 'envsdk[gem]'"},
 )
-
-__all__ = ["SPEC"]

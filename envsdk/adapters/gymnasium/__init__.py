@@ -9,5 +9,3 @@ SPEC = EnvSpec(
     action_format="Reply with one action in tags: <answer>...</answer>.",
     prompt="envsdk.adapters.gymnasium.env:gymnasium_prompt",
 )
-
-__all__ = ["SPEC"]

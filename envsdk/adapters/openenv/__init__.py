@@ -13,5 +13,3 @@ SPEC = EnvSpec(
     prompt="envsdk.adapters.openenv.client:openenv_prompt",
     needs={"openenv": "pip install 'envsdk[openenv]'"},
 )
-
-__all__ = ["SPEC"]

@@ -15,5 +15,3 @@ SPEC = EnvSpec(
     prompt="envsdk.adapters.hosted:explains_itself",
     needs={"verifiers": "pip install 'envsdk[verifiers]'"},
 )
-
-__all__ = ["SPEC"]

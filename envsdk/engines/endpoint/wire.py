@@ -128,6 +128,9 @@ class SamplingFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    top_field: ClassVar[str] = ""
+    """The field that asks for `num_top`."""
+
     model: str
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -189,11 +192,6 @@ class SamplingFields(BaseModel):
     def num_top(self) -> int:
         """Likeliest tokens to tell at each position."""
         return 0
-
-    @property
-    def top_field(self) -> str:
-        """The field that asks for `num_top`."""
-        return ""
 
     @property
     def structure_field(self) -> str:
@@ -264,6 +262,7 @@ class CompletionFields(SamplingFields):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
     prompt_field: ClassVar[str] = "prompt"
+    top_field = "logprobs"
     """What requests call the field `prompt`."""
 
     prompt: (
@@ -284,10 +283,6 @@ class CompletionFields(SamplingFields):
     @property
     def num_top(self) -> int:
         return self.logprobs or 0
-
-    @property
-    def top_field(self) -> str:
-        return "logprobs"
 
     @property
     def scores_prompt(self) -> bool:
@@ -332,6 +327,7 @@ class NamedTool(BaseModel):
 class ChatFields(SamplingFields):
     """`POST /v1/chat/completions`."""
 
+    top_field = "top_logprobs"
     messages: Annotated[list[Any], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
@@ -358,10 +354,6 @@ class ChatFields(SamplingFields):
     @property
     def num_top(self) -> int:
         return self.top_logprobs or 0
-
-    @property
-    def top_field(self) -> str:
-        return "top_logprobs"
 
     @property
     def reads_tool_calls(self) -> bool:

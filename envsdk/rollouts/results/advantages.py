@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from envsdk.algorithms.advantage_args import AdvantageKeys
 from envsdk.algorithms.advantage_sample import AdvantageSample
-from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import token_advantages
 from envsdk.algorithms.masks import masked
 from envsdk.algorithms.units import in_parts, unit_of
 from envsdk.base.settings.validation import validated

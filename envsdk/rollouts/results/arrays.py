@@ -30,11 +30,11 @@ def to_arrays(
     episodes: Sequence[Trajectory],
     group_ids: Sequence[int],
     *,
-    layout: Layout = "padded",
-    library: Library = "numpy",
-    padding_side: Side = "right",
-    pad_id: int = 0,
-    max_length: int | None = None,
+    layout: Layout,
+    library: Library,
+    padding_side: Side,
+    pad_id: int,
+    max_length: int | None,
 ) -> dict[str, Any]:
     """As documented at `Trajectories.to_arrays`."""
     for name, value, known in (

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages, steps_of
-from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import token_advantages
 from envsdk.algorithms.estimator_contract import load_estimator
 from envsdk.contracts.failures import ConfigurationError
 

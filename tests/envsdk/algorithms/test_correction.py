@@ -17,6 +17,7 @@ from envsdk.algorithms.correction_args import TrainInferCorrection
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.algorithms.losses import PolicyTokens
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainSequence
 from envsdk.testing.losses import random_tokens, seeds, taken
 from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow
 from envsdk.trainers.packing import make_row
@@ -140,6 +141,9 @@ def test_fresh_samples_are_left_alone_at_every_level(seed: int, level: str) -> N
     )
 
 
+FIELDS = ("advantages", "behavior_logprobs", "proximal_logprobs")
+
+
 def rows_of(tokens: PolicyTokens) -> list[TrainRow]:
     """Each sequence as a row; a prompt token stands before each reply."""
     rows = []
@@ -148,17 +152,14 @@ def rows_of(tokens: PolicyTokens) -> list[TrainRow]:
         segments = tokens.segment_ids[of].numpy()
         new_reply = np.diff(segments, prepend=-1) > 0
         mask = np.concatenate([[0, 1] if begins else [1] for begins in new_reply]).astype(np.int8)
-        row = make_row(np.arange(len(mask), dtype=np.int32), mask)
+        ids = np.arange(len(mask), dtype=np.int32)
+        row = make_row(ids, mask)
         assert row is not None
-        fields = {
-            name: values[of].numpy().astype(np.float32)
-            for name, values in (
-                ("advantages", tokens.advantages),
-                ("behavior", tokens.behavior_logprobs),
-                ("proximal", tokens.proximal_logprobs),
-            )
-        }
-        rows.append(TrainRow(row=row, weight=1 / len(tokens.logprobs), **fields))
+        fields = {name: np.zeros(len(mask), np.float32) for name in FIELDS}
+        for name, array in fields.items():
+            array[mask == 1] = getattr(tokens, name)[of].numpy()
+        learned = TrainSequence(ids=ids, response_mask=mask, **fields)
+        rows.append(TrainRow(sequence=learned, row=row, weight=1 / len(tokens.logprobs)))
     return rows
 
 
@@ -198,7 +199,7 @@ def test_the_objective_multiplies_any_loss_and_keeps_masked_tokens_in_the_denomi
 def test_rows_without_proximal_log_probabilities_take_the_current_ones_and_leave_the_others_theirs() -> None:
     tokens = random_tokens(13, spread=0.6)
     rows = rows_of(tokens)
-    without = [replace(row, proximal=None) for row in rows]
+    without = [replace(each, sequence=replace(each.sequence, proximal_logprobs=None)) for each in rows]
     is_known = tokens.sequence_ids % 2 == 0
     proximal = torch.where(is_known, tokens.proximal_logprobs, tokens.logprobs)
     mixed = [rows[i] if i % 2 == 0 else without[i] for i in range(len(rows))]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from envsdk.algorithms.advantage_sample import AdvantageSample
-from envsdk.algorithms.advantages import token_advantages
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import token_advantages
 from envsdk.algorithms.masks import left_out, loss_weights
 from envsdk.contracts.trajectory import FinishReason, Turn
 

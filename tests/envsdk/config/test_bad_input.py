@@ -418,7 +418,7 @@ def test_an_estimator_and_a_filter_of_your_own_are_taken_by_dotted_name(tmp_path
     path = write(
         tmp_path,
         {
-            "adv_estimator": "envsdk.algorithms.advantages:token_advantages",
+            "adv_estimator": "envsdk.algorithms.batches:token_advantages",
             "group_filters": ["envsdk.algorithms.group_filters:zero_variance"],
             "max_filtered_groups": 4,
         },

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from envsdk.algorithms.advantage_sample import AdvantageSample
-from envsdk.algorithms.advantages import token_advantages
+from envsdk.algorithms.batches import token_advantages
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.config.device_sharing import device_groups

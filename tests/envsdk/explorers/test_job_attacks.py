@@ -18,6 +18,7 @@ from envsdk.buffer.tables import groups, payloads
 from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.explorers.buffered_batches import BufferedBatches
+from envsdk.explorers.membership import Membership
 from envsdk.explorers.start import run
 from envsdk.explorers.weights import VersionPublisher
 from envsdk.runs.checkpoints import RunState, write_checkpoint
@@ -49,7 +50,8 @@ class Nowhere:
 async def test_a_trainer_that_was_taken_for_dead_goes_on(loaded: LoadedConfig) -> None:
     config = loaded.config
     folder = RunFolder.open(config)
-    batches = BufferedBatches(config, folder, publisher=Nowhere(), say=print)
+    membership = Membership(config, Role.TRAINER, "trainer", say=print)
+    batches = BufferedBatches(config, folder, membership=membership, publisher=Nowhere(), say=print)
     await batches.start()
     buffer = batches._membership.buffer
     assert batches._living is not None
@@ -86,7 +88,9 @@ async def test_a_damaged_group_is_dropped_by_name_and_the_next_one_takes_its_pla
     keys = [f"output_dir={tmp_path}", "exp_name=job", "rollout_batch_size=16", "mode=train"]
     config = load_config("agentic_async.yaml", keys).config
     said: list[str] = []
-    batches = BufferedBatches(config, RunFolder.open(config), publisher=Nowhere(), say=said.append)
+    membership = Membership(config, Role.TRAINER, "trainer", say=said.append)
+    folder = RunFolder.open(config)
+    batches = BufferedBatches(config, folder, membership=membership, publisher=Nowhere(), say=said.append)
     await batches.start()
     buffer = batches._membership.buffer
     await batches.publish(0, step=0)

@@ -12,6 +12,7 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.config import explain, load_config
 from envsdk.config.algorithm_warnings import algorithm_notes
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.trainer import TrainSequence
 from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow
 from envsdk.trainers.packing import make_row
 from envsdk.trainers.step_metrics import StepMetrics
@@ -112,20 +113,24 @@ def test_a_loss_named_by_its_module_learns_under_the_settings_of_the_file(with_o
     assert algorithm_notes(config) == []
     # As it reaches a trainer: plain values, over a process boundary.
     args = AlgorithmArgs.model_validate(config.algorithm.model_dump())
-    row = make_row(np.arange(4, dtype=np.int32), np.array([0, 1, 1, 1], np.int8))
+    sequence = TrainSequence(
+        ids=np.arange(4, dtype=np.int32),
+        response_mask=np.array([0, 1, 1, 1], np.int8),
+        behavior_logprobs=np.array([0.0, -1.0, -2.0, -0.5], np.float32),
+        advantages=np.array([0.0, 1.0, -1.0, 2.0], np.float32),
+    )
+    row = make_row(sequence.ids, sequence.response_mask)
     assert row is not None
-    behavior = np.array([-1.0, -2.0, -0.5], np.float32)
-    fields = {"advantages": np.array([1.0, -1.0, 2.0], np.float32), "behavior": behavior}
     current = torch.tensor([-1.5, -1.0, -0.5], requires_grad=True)
     tally = StepMetrics()
     Objective(args)(
-        [TrainRow(row=row, weight=1.0, **fields)],
+        [TrainRow(sequence=sequence, row=row, weight=1.0)],
         TokenOutputs(logprobs_N=current, entropy_N=torch.zeros(3)),
         tally,
     ).backward()
-    weight = np.exp(current.detach().numpy() - behavior) ** 0.5
+    weight = np.exp(current.detach().numpy() - sequence.behavior_logprobs[1:]) ** 0.5
     assert current.grad is not None
-    np.testing.assert_allclose(current.grad.numpy(), -weight * fields["advantages"], rtol=1e-6)
+    np.testing.assert_allclose(current.grad.numpy(), -weight * sequence.advantages[1:], rtol=1e-6)
     assert tally.metrics()["actor/is_weight_mean"] == pytest.approx(weight.mean())
 
 

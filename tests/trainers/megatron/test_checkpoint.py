@@ -98,7 +98,7 @@ def test_the_torch_trainer_reads_what_megatron_wrote_and_the_other_way_round(
         assert_close(found[1:], expected[3:], tolerance=3e-5)
 
 
-@pytest.mark.parametrize("is_distributed", [True, False])
+@pytest.mark.parametrize("is_distributed", by_day([True], [True, False]))
 def test_updates_below_a_step_of_bfloat16_are_taken_by_a_share_of_the_weights_and_saved_models_name_it(
     is_distributed, config_of, batches, tmp_path
 ) -> None:

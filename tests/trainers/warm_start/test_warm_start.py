@@ -46,6 +46,7 @@ SMALL = [
     "warm_start.batch_size=4",
     "warm_start.epochs=1",
 ]
+FEW = "warm_start.num_episodes=4"
 
 
 def small_config(*overrides: str) -> RunConfig:
@@ -134,15 +135,15 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own() -> None:
         "custom_envs.FrozenLake.agent_template='Look: {observation}'",
         "sequence_length=400",
     ]
-    folders = {prepare(small_config())[0], *(prepare(small_config(each))[0] for each in overrides)}
+    folders = {prepare(small_config(FEW, each))[0] for each in (FEW, *overrides)}
     assert len(folders) == 1 + len(overrides)
 
 
 def test_what_does_not_concern_the_policy_leaves_it_where_it_is() -> None:
     pinned = "warm_start.seed=1"
-    folder, _ = prepare(small_config(pinned))
+    folder, _ = prepare(small_config(FEW, pinned))
     for override in ("exp_name=other", "max_steps=3", "async_generation_ratio=0", "seed=9"):
-        assert prepare(small_config(pinned, override))[0] == folder, override
+        assert prepare(small_config(FEW, pinned, override))[0] == folder, override
 
 
 def test_other_code_of_an_environment_gives_another_policy(monkeypatch: pytest.MonkeyPatch) -> None:

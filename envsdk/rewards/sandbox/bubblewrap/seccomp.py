@@ -41,6 +41,8 @@ class Architecture:
     x32_bit: int | None = None
 
 
+_IO_URING = {"io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425}
+
 ARCHITECTURES = {
     "x86_64": Architecture(
         audit=0xC000003E,
@@ -48,8 +50,7 @@ ARCHITECTURES = {
         ioctl=16,
         x32_bit=0x40000000,
         refused={
-            "add_key": 248, "bpf": 321, "io_uring_enter": 426, "io_uring_register": 427,
-            "io_uring_setup": 425,
+            **_IO_URING, "add_key": 248, "bpf": 321,
             "kexec_load": 246, "keyctl": 250, "open_by_handle_at": 304, "perf_event_open": 298,
             "request_key": 249, "userfaultfd": 323,
         },
@@ -64,8 +65,7 @@ ARCHITECTURES = {
         socket=198,
         ioctl=29,
         refused={
-            "add_key": 217, "bpf": 280, "io_uring_enter": 426, "io_uring_register": 427,
-            "io_uring_setup": 425,
+            **_IO_URING, "add_key": 217, "bpf": 280,
             "kexec_load": 104, "keyctl": 219, "open_by_handle_at": 265, "perf_event_open": 241,
             "request_key": 218, "userfaultfd": 282,
         },

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.results.trajectories import Trajectories
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch
 from tests.envsdk.rollouts.data_sets.episodes import episode
 from tests.envsdk.rollouts.results.sampled import sampled, sampled_episodes
 

@@ -1,4 +1,10 @@
-"""Turn rollouts into a trainer's batch. Pure."""
+"""Turn rollouts into a trainer's batch, with one advantage per token. Pure.
+
+    turn rewards -> normalized -> clipped [- KL penalty] -> estimator -> per token
+        [-> whitened -> weighted by difficulty and length -> clipped -> weighted for the loss]
+
+`token_advantages` does these for a batch.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +17,20 @@ from numpy.typing import NDArray
 
 from envsdk.algorithms.advantage_args import AdvantageUnit
 from envsdk.algorithms.advantage_sample import AdvantageSample, TokenAdvantages
-from envsdk.algorithms.advantages import token_advantages
+from envsdk.algorithms.advantages import clip_range, statistics, whitened
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.distillation import distilled_advantages
+from envsdk.algorithms.estimator_contract import load_estimator
 from envsdk.algorithms.kl import adapted_kl_coef
-from envsdk.algorithms.masks import masked
-from envsdk.algorithms.rewards import mean_kl
+from envsdk.algorithms.masks import loss_weights, masked
+from envsdk.algorithms.rewards import (
+    difficulty_weights,
+    kl_per_token,
+    length_weights,
+    mean_kl,
+    normalized_turns,
+    paid_at_the_end,
+)
 from envsdk.algorithms.units import in_parts
 from envsdk.contracts.failures import TrainerError
 from envsdk.contracts.segments import Segment, last_segment
@@ -159,6 +173,69 @@ def prepare_batch(
     )
     nothing_left = "" if batch.sequences else _nothing_left(masks, len(trajectories))
     return PreparedBatch(batch=batch, metrics=metrics, kl_coef=next_coef, nothing_left=nothing_left)
+
+
+def token_advantages(
+    args: AlgorithmArgs, samples: Sequence[AdvantageSample], *, kl_coef: float | None = None
+) -> list[TokenAdvantages]:
+    """Advantages of a batch under `args`, in the order of `samples`.
+
+    `kl_coef` is the present weight of the KL penalty, `init_kl_coef` when absent. ValueError when a sample
+    lacks what the estimator needs. Never returns NaN for finite input.
+    """
+    rewarded = final_rewards(args, samples, args.init_kl_coef if kl_coef is None else kl_coef)
+    estimator = load_estimator(args.adv_estimator)
+    results = estimator.function(rewarded, args, args.estimator_args)
+    if args.whiten_advantages:
+        results = whitened(samples, results, over_tags=args.whiten_over == "tag")
+    return _weighted_and_clipped(args, samples, results)
+
+
+def final_rewards(
+    args: AlgorithmArgs, samples: Sequence[AdvantageSample], kl_coef: float
+) -> list[AdvantageSample]:
+    """The samples with normalized, clipped rewards and the KL penalty -kl_coef KL_t in `token_rewards`.
+
+    The penalty is that of Ziegler et al., arXiv:1909.08593.
+    """
+    shift_N, scale_N = statistics(args, [sum(sample.turn_rewards) for sample in samples], samples)
+    rewarded = []
+    for sample, shift, scale in zip(samples, shift_N, scale_N, strict=True):
+        rewards_K = np.array(sample.turn_rewards, np.float64)
+        if args.reward_level != "return":
+            rewards_K = normalized_turns(rewards_K, shift, scale)
+            if args.reward_level == "trajectory":
+                rewards_K = paid_at_the_end(rewards_K)
+            rewards_K = rewards_K.clip(*clip_range(args.reward_clip))
+        penalty_T = None
+        if kl_coef and sample.valid:
+            penalty_T = -kl_coef * kl_per_token(sample, args.kl_reward_type)
+        rewarded.append(replace(sample, turn_rewards=rewards_K.tolist(), token_rewards=penalty_T))
+    return rewarded
+
+
+def _weighted_and_clipped(
+    args: AlgorithmArgs, samples: Sequence[AdvantageSample], results: list[TokenAdvantages]
+) -> list[TokenAdvantages]:
+    valid = [sample.valid for sample in samples]
+    weights_N = difficulty_weights(
+        args.difficulty_weight,
+        [sample.success for sample in samples],
+        [sample.group_id for sample in samples],
+        valid=valid,
+    ) * length_weights(
+        args.length_weight, [int(sample.response_mask.sum()) for sample in samples], valid=valid
+    )
+    counted_N = np.array([sample.valid and sample.learns for sample in samples], bool)
+    last_weights_N = np.where(counted_N, loss_weights(args, samples), 0.0)
+    clip = clip_range(args.advantage_clip)
+    return [
+        replace(
+            result,
+            advantages=(result.advantages * np.float32(weight)).clip(*clip) * np.float32(last_weight),
+        )
+        for result, weight, last_weight in zip(results, weights_N, last_weights_N, strict=True)
+    ]
 
 
 def _nothing_left(masks: Mapping[str, NDArray[np.bool_]], num_trajectories: int) -> str:

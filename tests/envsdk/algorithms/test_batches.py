@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.contracts.failures import Boundary, Failure, TrainerError
 from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import TeacherScores
@@ -20,7 +21,6 @@ from envsdk.contracts.trajectory import (
     VersionSpan,
 )
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric
-from envsdk.runs.batches import ModelScores, learnable, prepare_batch, supports, token_ids
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics
 from tests.envsdk.contracts.trees import Node, planted
 from tests.trajectories import trajectory_with
