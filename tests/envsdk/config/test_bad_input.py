@@ -359,7 +359,7 @@ COMBINATIONS: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"task_sampler": {"name": "learnability", "choose": "tags"}, "batch_mixture": "stratified"},
      "batch_mixture", ["choose: tags"]),
     ({"prefix_sampling": {"source": "oracle"}, f"{LAKE}.context": "step"}, "prefix_sampling",
-     ["tag `Lake` cannot begin in the middle: its context is step, not append; leave it or prefix_sampling out"]),
+     ["tag `Lake` cannot begin in the middle: its context is step, not append; leave it or"]),
     ({f"{TRAIN}.env_manager_cls": "HarnessEnvManager", "prefix_sampling": {"source": "oracle"}},
      "prefix_sampling", ["tag `Lake` cannot begin in the middle: the TrajEnvManager does not play it"]),
     ({"adv_estimator": "gae", "discount_level": "token"}, "discount_level", ["gae_level"]),
