@@ -50,6 +50,18 @@ def test_a_plan_starts_from_the_one_it_extends_and_leaves_turns_out(
     assert "\n\n\n" not in printed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_page_shows_what_the_shipped_plan_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[4] / "docs" / "planner.md").read_text()
+    assert main(["plan.yaml", "--devices", "40", "--cost", "2.5", "--steps", "8", "--rows", "2"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()  # the first says how long it took
+    assert "\n".join(lines) in page
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
