@@ -65,7 +65,7 @@ def problems_in(
     written_at: Mapping[str, KeyPath] | None = None,
     owner: str = "",
 ) -> Iterator[Problem]:
-    """One problem per error. `base` is where `model`'s keys are written, `written_at` the exceptions.
+    """One problem per key. `base` is where `model`'s keys are written, `written_at` the exceptions.
 
     `owner` names the plug-in whose keys they are.
     """
