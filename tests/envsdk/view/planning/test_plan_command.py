@@ -51,7 +51,7 @@ def test_a_plan_starts_from_the_one_it_extends_and_leaves_turns_out(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_page_shows_what_the_shipped_plan_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
