@@ -67,7 +67,8 @@ def plan(options: PlanOptions) -> None:
     say(f"{len(rows)} configurations, {options.steps} steps each, in {time.monotonic() - began:.0f} s\n")
     for line in table(rows, devices=options.devices, cost_per_hour=options.cost, most=options.rows):
         say(line)
-    say("\n" + "\n".join(comparison(rows, options.devices)))
+    if compared := comparison(rows, options.devices):
+        say("\n" + "\n".join(compared))
     if best(rows) is None:
         raise EnvsdkError("no configuration delivers batches: the last column says why")
     svg = draw(rows, devices=options.devices, title=f"{options.file.name} on {options.devices} devices")

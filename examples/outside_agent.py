@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from typing import Any
@@ -59,6 +60,8 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--episodes", type=int, default=20)
     arguments = parser.parse_args()
+    if not arguments.url.startswith(("http://", "https://")):
+        parser.error(f"--url {arguments.url}: must begin with http:// or https://")
     token = os.environ.get("ENVSDK_ENDPOINT_TOKEN")
     if not token:
         parser.error("ENVSDK_ENDPOINT_TOKEN must hold the token that `envsdk serve` was started with")
@@ -79,4 +82,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted: `envsdk serve` keeps the episodes that ended", file=sys.stderr)
+        sys.exit(130)

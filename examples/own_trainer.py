@@ -6,13 +6,14 @@ Killed at any time, the same command continues: the checkpoint says which batche
 from.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from envsdk import Batch, Rollouts
+from envsdk import Batch, EnvsdkError, Rollouts
 
 LEARNING_RATE = 3e-4
 ROWS = 32  # sequences at a time
@@ -64,4 +65,14 @@ def main(source: str, num_steps: int, overrides: list[str], checkpoint: Path) ->
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:], Path("own_trainer.pt"))
+    parser = argparse.ArgumentParser(description="GRPO in plain PyTorch on episodes that envsdk plays")
+    parser.add_argument("source", metavar="FILE", help="a YAML file of `envsdk train`")
+    parser.add_argument("num_steps", metavar="STEPS", type=int)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*")
+    try:
+        main(**vars(parser.parse_args()), checkpoint=Path("own_trainer.pt"))
+    except KeyboardInterrupt:
+        print("interrupted: the same command continues from own_trainer.pt, if it is there", file=sys.stderr)
+        sys.exit(130)
+    except (EnvsdkError, OSError) as error:
+        sys.exit(f"error: {error}")

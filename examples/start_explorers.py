@@ -8,22 +8,24 @@ with a checkpoint and then the explorers; the same command continues. The exit c
 program that failed, or 0.
 """
 
+import argparse
 import signal
 import subprocess
 import sys
 import time
 
 
-def main(trainer_file: str, explorer_file: str, number: str, *overrides: str) -> int:
+def main(trainer_file: str, explorer_file: str, number: int, overrides: list[str]) -> int:
     """Returns the exit code."""
     train = [sys.executable, "-m", "envsdk.train"]
+    names = [f"explorer{index + 1}" for index in range(number)]
+    logs = {name: open(f"{name}.log", "ab") for name in names}  # noqa: SIM115 - theirs from then on
     # In sessions of their own: Ctrl-C comes to this program alone, which knows the order.
     trainer = subprocess.Popen([*train, trainer_file, *overrides], start_new_session=True)
     explorers: dict[str, subprocess.Popen[bytes]] = {}
-    for name in (f"explorer{index}" for index in range(1, int(number) + 1)):
+    for name, log in logs.items():
         command = [*train, explorer_file, *overrides, f"explorer.name={name}"]
-        with open(f"{name}.log", "ab") as log:
-            explorers[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        explorers[name] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: trainer.terminate())
 
@@ -44,6 +46,12 @@ def main(trainer_file: str, explorer_file: str, number: str, *overrides: str) ->
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="a trainer and its explorers on this machine")
+    parser.add_argument("trainer_file", metavar="TRAINER_FILE")
+    parser.add_argument("explorer_file", metavar="EXPLORER_FILE")
+    parser.add_argument("number", metavar="EXPLORERS", type=int)
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*")
+    try:
+        sys.exit(main(**vars(parser.parse_args())))
+    except OSError as error:
+        sys.exit(f"error: {error}")

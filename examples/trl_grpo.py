@@ -7,6 +7,7 @@ A row of TRL's data set is a task's number. The rollout function plays each as a
 and gives back the tokens as they were sampled; those of observations are masked.
 """
 
+import argparse
 import sys
 from typing import Any
 
@@ -69,6 +70,16 @@ def train(model: str, env: Any, num_steps: int, learning_rate: float = 3e-4, **p
 
 
 if __name__ == "__main__":
-    rewards = train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    parser = argparse.ArgumentParser(description="GRPO by TRL on episodes that envsdk plays")
+    parser.add_argument("model", metavar="MODEL_FOLDER")
+    parser.add_argument("env", metavar="ENVIRONMENT", help="such as envsdk/FrozenLake-v1")
+    parser.add_argument("num_steps", metavar="STEPS", type=int)
+    try:
+        rewards = train(**vars(parser.parse_args()))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (envsdk.EnvsdkError, OSError) as error:
+        sys.exit(f"error: {error}")
     few = min(5, len(rewards))
     print(f"mean reward: {sum(rewards[:few]) / few:.3f} at first, {sum(rewards[-few:]) / few:.3f} at last")

@@ -92,7 +92,7 @@ def notes(
     """What the user of these settings may expect of them and will not get.
 
     `one_optimizer_step`: a batch makes one, which is said where it leaves the loss nothing to clip.
-    `unknown_support`: why the trainer cannot normalize over the tokens that could be drawn, if so.
+    `unknown_support`: what leaves out tokens that the trainer counts, if so, and what to do.
     """
     own = own_args(args)
     found: list[str] = []
@@ -105,15 +105,11 @@ def notes(
         )
     if unknown_support:
         effect = (
-            "ratios to the behavior policy compare two different distributions"
+            "ratios to the behavior policy compare two distributions"
             if uses_behavior(args)
-            else "the gradient is that of a distribution which nothing was sampled from"
+            else "the gradient is of another distribution than was sampled from"
         )
-        found.append(
-            "replies are sampled with top_p, top_k, min_p or structured_output, and the trainer normalizes "
-            f"over tokens that they leave out ({unknown_support}): {effect}; use top_p=1, top_k=0, min_p=0 "
-            "and no structured_output"
-        )
+        found.append(f"{unknown_support}: {effect}")
     if not own.clips:
         for name in ("pg_clip_low", "pg_clip_high", "dual_clip"):
             if getattr(args, name) != type(args).model_fields[name].default:

@@ -228,7 +228,7 @@ def wrong_types(constructor: Callable[..., AnyTextEnv], arguments: Mapping[str, 
                 value.item() if isinstance(value, np.generic) else value, strict=True
             )
         except ValidationError as error:
-            problems[name] = wrong_value(error)
+            problems[name] = wrong_value(error.errors())
     return problems
 
 

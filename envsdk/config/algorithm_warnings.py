@@ -36,9 +36,16 @@ def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
     return found
 
 
+_WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
+"""Sampling that leaves no token out."""
+
+
 def _unknown_support(config: RunConfig) -> str:
-    problem = support_problem(config)
-    is_structured = any(env.structured_output is not None for env in config.custom_envs.values())
-    if problem is None and is_structured:
-        return "of replies with structured_output the engine tells them only with a top_k"
-    return problem or ""
+    problem, left_out = support_problem(config), "leaves out tokens that the trainer counts"
+    if problem is None and any(env.structured_output is not None for env in config.custom_envs.values()):
+        return f"structured_output {left_out} (with a top_k the engine tells which)"
+    if not problem:
+        return ""
+    sampling = config.actor_infer.generating_args.sampling
+    name, whole = next(each for each in _WHOLE.items() if getattr(sampling, each[0]) != each[1])
+    return f"{name}={getattr(sampling, name):g} {left_out} ({problem}; set {name}={whole})"

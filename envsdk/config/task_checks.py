@@ -75,17 +75,15 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
             found = getattr(environment_class(spec), "abilities", None)
         except ConfigurationError:
             continue
-        if (
-            not _plays_by_turns(config, tag)
-            or custom.context != "append"
-            or custom.players
-            or spec.max_steps == 1
-        ):
-            yield Problem(
-                path,
-                f"tag `{tag}` cannot begin in the middle: it needs several turns, the TrajEnvManager, "
-                "context: append and one player",
-            )
+        hindrances = {
+            "its episodes have one turn": spec.max_steps == 1,
+            "the TrajEnvManager does not play it": not _plays_by_turns(config, tag),
+            f"its context is {custom.context}, not append": custom.context != "append",
+            "it has several players": bool(custom.players),
+        }
+        if hindrance := next(filter(hindrances.get, hindrances), ""):
+            said = f"tag `{tag}` cannot begin in the middle: {hindrance}; leave it or prefix_sampling out"
+            yield Problem(path, said)
             return
         if prefixes.source == "oracle" and found is not None and "oracle" not in found():
             yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")

@@ -115,7 +115,7 @@ def test_a_full_server_and_a_dead_one_fail_the_episode() -> None:
     with guessing("text", "1") as (process, url):
         first, second = client(url), client(url)
         first.reset(seed=0)
-        with pytest.raises(OpenEnvFailed, match="CAPACITY_REACHED"):
+        with pytest.raises(OpenEnvFailed, match=r"CAPACITY_REACHED\); raise its max_concurrent_envs"):
             second.reset(seed=0)
         process.kill()
         process.wait()

@@ -142,6 +142,7 @@ def test_sessions_of_two_servers_are_one_data_set(tmp_path: Path, capsys: pytest
         ask(url, "lost", ("user", "Hi"))
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
+        assert f"kept 1 ended session: envsdk view {out}\n" in output
         assert "1 open session with 1 reply was not kept" in output
     with serve(*arguments, ENVSDK_ENDPOINT_TOKEN=TOKEN) as (process, url):
         status, told = post(url, "/sessions", {"id": "first"})
@@ -153,6 +154,7 @@ def test_sessions_of_two_servers_are_one_data_set(tmp_path: Path, capsys: pytest
         post(url, "/sessions/second/end", {})
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
+        assert f"kept 1 ended session: envsdk view {out}\n" in output
         assert "not kept" not in output
 
     played = Trajectories.from_folder(out)

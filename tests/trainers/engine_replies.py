@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envsdk.contracts.support import Support
 from envsdk.contracts.trainer import Trainer
-from envsdk.engines.engine import Engine, GenerationRequest, GenerationResult
+from envsdk.engines.embedded import EmbeddedEngine
+from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest, GenerationResult
 from envsdk.engines.sampling import SamplingParams
 
 
@@ -46,3 +48,29 @@ async def agreeing_replies(
     for prompt, result, logprobs in zip(prompts, results, scored, strict=True):
         np.testing.assert_allclose(logprobs[len(prompt) :], result.logprobs, atol=atol)
     return results
+
+
+async def routed_replies(
+    folder: Path, prompts: Sequence[Any], *, experts_from: int = 0, **settings: Any
+) -> list[GenerationResult]:
+    """A reply of the embedded engine to each prompt, of different lengths, with the experts it chose."""
+    engine = EmbeddedEngine.create(
+        EngineConfig(model=folder, sequence_length=128, max_running=3, strategy_config=settings)
+    )
+    await engine.start()
+    try:
+        return await asyncio.gather(
+            *(
+                engine.submit(
+                    GenerationRequest(
+                        request_id=str(number),
+                        prompt_ids=prompt,
+                        sampling=SamplingParams(max_new_tokens=6 + 4 * number, seed=number),
+                        experts_from=experts_from,
+                    )
+                )
+                for number, prompt in enumerate(prompts)
+            )
+        )
+    finally:
+        await engine.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_replies import routed_replies
 from plays import assert_close, play, play_on, play_on_megatron
 from ranks import RankError
 
@@ -15,9 +15,6 @@ from envsdk.base.store.trajectories import read_trajectories, write_trajectories
 from envsdk.contracts.failures import ConfigurationError, TrainerError
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.contracts.trajectory import TokenLog, Trajectory, VersionSpan
-from envsdk.engines.embedded import EmbeddedEngine
-from envsdk.engines.engine import EngineConfig, GenerationRequest
-from envsdk.engines.sampling import SamplingParams
 from envsdk.trainers.torch_trainer import TorchTrainer
 from tests.trainers.families import MIXTURES, save_family
 from tests.trajectories import trajectory_with
@@ -25,29 +22,6 @@ from tests.trajectories import trajectory_with
 REPLAY = {"train_infer_correction": {"routing_replay": True}}
 EXACT = 1e-5
 """Nats, as for dense models in float32."""
-
-
-async def sampled(folder, prompts, experts_from=0, **settings):
-    engine = EmbeddedEngine.create(
-        EngineConfig(model=folder, sequence_length=128, max_running=3, strategy_config=settings)
-    )
-    await engine.start()
-    try:
-        return await asyncio.gather(
-            *(
-                engine.submit(
-                    GenerationRequest(
-                        request_id=str(number),
-                        prompt_ids=prompt,
-                        sampling=SamplingParams(max_new_tokens=6 + 4 * number, seed=number),
-                        experts_from=experts_from,
-                    )
-                )
-                for number, prompt in enumerate(prompts)
-            )
-        )
-    finally:
-        await engine.close()
 
 
 def whole(experts: np.ndarray) -> np.ndarray:
@@ -59,7 +33,7 @@ def whole(experts: np.ndarray) -> np.ndarray:
 async def test_the_experts_of_every_input_are_told_and_replayed(name, make_config, make_sequences, tmp_path):
     folder = save_family(name, tmp_path / "engine")
     prompts = [sequence.ids for sequence in make_sequences(5)]
-    results = await sampled(folder, prompts)
+    results = await routed_replies(folder, prompts)
     ids = [np.concatenate([p, r.token_ids]) for p, r in zip(prompts, results, strict=True)]
     experts = [whole(result.experts) for result in results]
     assert [len(each) for each in experts] == [len(each) for each in ids]
@@ -80,7 +54,7 @@ async def test_the_experts_of_every_input_are_told_and_replayed(name, make_confi
 async def test_in_bfloat16_replay_takes_most_far_mismatches_away(make_config, make_sequences, tmp_path):
     folder = save_family("gpt_oss", tmp_path / "engine")
     prompts = [sequence.ids for sequence in make_sequences(12)]
-    results = await sampled(folder, prompts, dtype="bfloat16")
+    results = await routed_replies(folder, prompts, dtype="bfloat16")
     ids = [np.concatenate([p, r.token_ids]) for p, r in zip(prompts, results, strict=True)]
     trainer = TorchTrainer.create(
         make_config(model=folder, algorithm=REPLAY, strategy_config={"dtype": "float32"})
@@ -97,17 +71,17 @@ async def test_in_bfloat16_replay_takes_most_far_mismatches_away(make_config, ma
 async def test_later_turns_tell_only_what_is_not_known_yet(make_sequences, tmp_path):
     folder = save_family("mixtral", tmp_path)
     prompt = make_sequences(1)[0].ids
-    (first,) = await sampled(folder, [prompt])
+    (first,) = await routed_replies(folder, [prompt])
     log = TokenLog()
     log.append_prompt(prompt.tolist())
     log.append_sampled(first.token_ids.tolist(), first.logprobs.tolist(), first.version_spans, first.experts)
     assert log.num_routed == len(log) - 1
     log.append_prompt([3, 1, 4])
-    (second,) = await sampled(folder, [np.array(log.ids, np.int32)], experts_from=log.num_routed)
+    (second,) = await routed_replies(folder, [np.array(log.ids, np.int32)], experts_from=log.num_routed)
     log.append_sampled(
         second.token_ids.tolist(), second.logprobs.tolist(), second.version_spans, second.experts
     )
-    (again,) = await sampled(folder, [np.array(log.ids, np.int32)])
+    (again,) = await routed_replies(folder, [np.array(log.ids, np.int32)])
     np.testing.assert_array_equal(log.arrays().experts[:-1], again.experts[: len(log) - 1])
     assert (log.arrays().experts[-1] == -1).all()
 
@@ -117,7 +91,7 @@ async def recorded(make_sequences, tmp_path):
     """A folder, and sequences with experts that its engine may have chosen."""
     folder = save_family("qwen3_moe", tmp_path)
     sequences = make_sequences(6)
-    results = await sampled(folder, [sequence.ids for sequence in sequences])
+    results = await routed_replies(folder, [sequence.ids for sequence in sequences])
     return folder, [
         replace(sequence, experts=result.experts[: len(sequence.ids)])
         for sequence, result in zip(sequences, results, strict=True)

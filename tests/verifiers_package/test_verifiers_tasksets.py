@@ -100,6 +100,15 @@ def test_what_a_policy_of_text_cannot_play_is_refused() -> None:
     debate = toys.module_with("toy_debate", toys.Sums, toys.Debate)
     with pytest.raises(ConfigurationError, match="its environment has 2 agents"):
         envsdk.make(ID, id=debate)
+    pictures = toys.module_with("toy_pictures", toys.Pictures)
+    with pytest.raises(ConfigurationError, match="toy_pictures shows more than text, such as images"):
+        envsdk.make(ID, id=pictures)
+
+
+def test_a_package_that_a_taskset_lacks_is_named() -> None:
+    lacking = toys.module_with("toy_lacking", toys.Lacking)
+    with pytest.raises(ConfigurationError, match="toy_lacking needs a_package_that_is_absent: pip install"):
+        envsdk.make(ID, id=lacking)
 
 
 class Player(Rollout):

@@ -73,6 +73,18 @@ class Repairs(vf.Taskset[InContainer, SumsConfig]):
         yield InContainer(SumData(prompt="Repair it.", answer=2), self.config.task)
 
 
+class Pictures(Sums):
+    def load(self):
+        square = vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url="data:image/png;base64,"))
+        message = vf.UserMessage(content=[square, vf.TextContentPart(text="Which color?")])
+        yield Sum(SumData(prompt=[message], answer=2), self.config.task)
+
+
+class Lacking(Sums):
+    def load(self):
+        import a_package_that_is_absent  # noqa: F401
+
+
 class Guess(vf.Task[SumData]):
     @vf.reward
     async def guessed(self, task: SumData, trace: vf.Trace) -> float:

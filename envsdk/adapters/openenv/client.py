@@ -282,7 +282,9 @@ class OpenEnvClientEnv(HostedEnv):
 
     def _failed(self, kind: str, error: ServerError) -> OpenEnvFailed:
         self.close()
-        return OpenEnvFailed(f"{self.url}: {kind}: {error}")
+        is_full = error.code == "CAPACITY_REACHED"
+        advice = "; raise its max_concurrent_envs, or play fewer at once" if is_full else ""
+        return OpenEnvFailed(f"{self.url}: {kind}: {error}{advice}")
 
     def _read_schema(self, headers: Mapping[str, str]) -> None:
         """Find out which fields hold the texts."""

@@ -22,7 +22,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 import envsdk.adapters.verifiers.taskset  # noqa: F401 - ours can be played by way of theirs
 from envsdk.adapters.verifiers.harness import HARNESS_ID
-from envsdk.adapters.verifiers.messages import after_last_reply
+from envsdk.adapters.verifiers.messages import after_last_reply, shows_more_than_text
 from envsdk.adapters.verifiers.model_server import ModelServer
 from envsdk.adapters.verifiers.rollout import Ended, Rollout
 from envsdk.contracts.failures import ConfigurationError
@@ -64,6 +64,9 @@ def open_taskset(id: str, settings: str) -> HostedTaskset:
     except ConfigurationError:
         raise
     except Exception as error:
+        absent = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        if isinstance(absent, ModuleNotFoundError) and absent.name not in (None, id.replace("-", "_")):
+            raise ValueError(f"id: {id} needs {absent.name}: pip install {absent.name}") from error
         raise ValueError(f"id: {id}: {_in_one_line(error)}") from error
     task_class = type(taskset).task_type()
     if task_class.toolsets(taskset.config.task) or type(taskset).toolsets(taskset.config):
@@ -72,6 +75,9 @@ def open_taskset(id: str, settings: str) -> HostedTaskset:
         raise ValueError(f"id: {id} works on files in a container, and not in text")
     if not tasks:
         raise ValueError(f"id: {id} has no tasks")
+    prompt = tasks[0].data.prompt
+    if not isinstance(prompt, str) and shows_more_than_text(prompt or ()):
+        raise ValueError(f"id: {id} shows more than text, such as images, which no policy here can see")
     # The usual environment runs its agent once, and so asks `TextHarness` for one reply.
     own_limit = 1 if isinstance(environment, vf.SingleAgentEnv) else None
     return HostedTaskset(id, settings, tasks, own_limit)

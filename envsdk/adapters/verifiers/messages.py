@@ -31,5 +31,12 @@ def _content(message: Any) -> str:
     return "\n".join(part for part in parts if isinstance(part, str))
 
 
+def shows_more_than_text(messages: Iterable[Any]) -> bool:
+    """Whether a message has a part that is no text, such as an image."""
+    contents = [_field(message, "content") for message in messages]
+    parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
+    return any(not isinstance(part, str) and _field(part, "text") is None for part in parts)
+
+
 def _field(message: Any, name: str) -> Any:
     return message.get(name) if isinstance(message, Mapping) else getattr(message, name, None)

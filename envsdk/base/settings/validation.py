@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 from pydantic import BaseModel, ValidationError
@@ -28,6 +28,8 @@ _ARTICLES = {
     "string_type": "must be text",
     "bool_type": "must be true or false",
     "list_type": "must be a list, such as [a, b]",
+    "sequence_str": "must be a list, such as [a, b]",
+    "tuple_type": "must be a list, such as [a, b]",
     "dict_type": "must be a section of keys",
     "model_type": "must be a section of keys",
     "model_attributes_type": "must be a section of keys",
@@ -36,16 +38,23 @@ _ARTICLES = {
 }
 
 
-def validated(model: type[SettingsT], values: Any, source: str, *, owner: str = "") -> SettingsT:
+def validated(
+    model: type[SettingsT],
+    values: Any,
+    source: str,
+    *,
+    owner: str = "",
+    origin: Callable[[KeyPath], str] = lambda _: "",
+) -> SettingsT:
     """`values` as `model`; ConfigurationError names `source`, every bad key and the nearest known one.
 
-    `owner` names the plug-in whose keys they are.
+    `owner` names the plug-in whose keys they are, `origin` where a key was written.
     """
     try:
         return model.model_validate(dict(values) if isinstance(values, Mapping) else values)
     except ValidationError as error:
         problems = list(problems_in(error, model, owner=owner))
-        raise ConfigurationError(describe(problems, source=source, origin=lambda _: "")) from error
+        raise ConfigurationError(describe(problems, source=source, origin=origin)) from error
 
 
 def problems_in(
@@ -56,23 +65,61 @@ def problems_in(
     written_at: Mapping[str, KeyPath] | None = None,
     owner: str = "",
 ) -> Iterator[Problem]:
-    """One problem per error. `base` is where `model`'s keys are written, `written_at` the exceptions.
+    """One problem per key. `base` is where `model`'s keys are written, `written_at` the exceptions.
 
     `owner` names the plug-in whose keys they are.
     """
+    found: dict[KeyPath, list[Any]] = {}
     for details in error.errors(include_url=False):
-        location: KeyPath = details["loc"]
-        moved = (written_at or {}).get(str(location[0])) if location else None
-        full = (*base, *location) if moved is None else (*moved, *location[1:])
-        if details["type"] == "extra_forbidden":
-            yield Problem(full, _unknown_key(model, location, owner))
+        found.setdefault(_written(model, details)[0], []).append(details)
+    for path, alternatives in found.items():
+        if any(len(other) > len(path) and other[: len(path)] == path for other in found):
+            continue  # the value is nearer to another type of the union
+        moved = (written_at or {}).get(str(path[0])) if path else None
+        full = (*base, *path) if moved is None else (*moved, *path[1:])
+        unknown = next((each for each in alternatives if each["type"] == "extra_forbidden"), None)
+        yield Problem(full, _unknown_key(model, unknown, owner) if unknown else wrong_value(alternatives))
+
+
+def _written(model: type[BaseModel], details: Any) -> tuple[KeyPath, Any]:
+    """A location as it stands in a file, without pydantic's names for the types of a union; and the type that
+    its last part is a key of."""
+    path: list[str | int] = []
+    around: Any = None
+    current: Any = model
+    for part in details["loc"]:
+        nested, annotation = model_in(current), unwrapped(current)
+        if typing.get_origin(annotation) in (Union, types.UnionType):
+            current = _member(annotation, part)
+            continue
+        path.append(part)
+        around = current
+        if nested is not None:
+            info = nested.model_fields.get(str(part))
+            current = info.annotation if info is not None else None
         else:
-            yield Problem(full, value_problem(details))
+            arguments = [each for each in typing.get_args(annotation) if each is not Ellipsis]
+            current = arguments[-1] if arguments else None
+    if details["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        path.append(details["ctx"]["discriminator"].strip("'"))
+    return tuple(path), around
 
 
-def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
-    name = str(location[-1])
-    siblings = known_keys(model, location[:-1])
+def _member(union: Any, name: str | int) -> Any:
+    """The type of a union that pydantic calls so: by its kind, or else by its own name."""
+    for member in map(unwrapped, typing.get_args(union)):
+        model = model_in(member)
+        kinds = [typing.get_args(info.annotation) for info in model.model_fields.values()] if model else ()
+        own = getattr(typing.get_origin(member) or member, "__name__", "")
+        if str(name).partition("[")[0] == own or any(name in kind for kind in kinds):
+            return member
+    return None
+
+
+def _unknown_key(model: type[BaseModel], details: Any, owner: str) -> str:
+    name = str(details["loc"][-1])
+    section = model_in(_written(model, details)[1])
+    siblings = list(section.model_fields) if section is not None else []
     elsewhere = [path for path in key_paths(model) if path[-1] == name]
     if elsewhere:
         likely = min(elsewhere, key=lambda path: _num_optional(model, path))
@@ -83,19 +130,21 @@ def _unknown_key(model: type[BaseModel], location: KeyPath, owner: str) -> str:
     return f"unknown key{whose}; {suggest(name, siblings, known='known keys')}"
 
 
-def wrong_value(error: ValidationError) -> str:
-    """What is wrong with one value, over all types of a union it could have had."""
-    first, *others = error.errors(include_url=False)
-    if not others:
-        return value_problem(first)
-    rules = [_rule(details).removeprefix("must be ") for details in (first, *others)]
-    return f"must be {' or '.join(rules)}, not {shown(first['input'])}"
+def wrong_value(alternatives: Sequence[Any]) -> str:
+    """What is wrong with one value, by the errors of all types of a union that it could have had."""
+    rules = dict.fromkeys(_rule(details).removeprefix("must be ") for details in alternatives)
+    if len(rules) == 1:
+        return value_problem(alternatives[0])
+    return f"must be {' or '.join(rules)}, not {shown(alternatives[0]['input'])}"
 
 
 def value_problem(details: Any) -> str:
     kind, value = details["type"], details["input"]
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return "is required and missing"
+    if kind == "union_tag_invalid":
+        expected = " or ".join(details["ctx"]["expected_tags"].rsplit(", ", 1))
+        return f"must be {expected}, not {shown(details['ctx']['tag'])}"
     if kind == "literal_error":
         return f"must be {details['ctx']['expected']}, not {shown(value)}"
     if kind == "value_error":
@@ -117,6 +166,8 @@ def value_problem(details: Any) -> str:
 def _rule(details: Any) -> str:
     """What the value must be: our words for pydantic's."""
     rule = _ARTICLES.get(details["type"]) or re.sub(r"^(Input|Value) should", "must", details["msg"])
+    if rule.startswith("must be a list") and re.fullmatch(r"[\w./:-]+", str(details["input"])):
+        rule = f"must be a list, such as [{details['input']}]"
     return rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
@@ -156,30 +207,6 @@ def _num_optional(model: type[BaseModel], path: KeyPath) -> int:
         count += info is not None and info.default is None
         section = model_in(info.annotation) if info is not None else None
     return count
-
-
-def known_keys(model: type[BaseModel], location: KeyPath) -> list[str]:
-    """Keys that may stand at `location` in a file described by `model`."""
-    current: Any = model
-    for part in location:
-        nested = model_in(current)
-        if nested is not None:
-            info = nested.model_fields.get(str(part))
-            current = info.annotation if info is not None else None
-        else:
-            current = _inside(unwrapped(current), part)
-    nested = model_in(current)
-    return list(nested.model_fields) if nested is not None else []
-
-
-def _inside(annotation: Any, part: str | int) -> Any:
-    """What `part` leads to: in a union of models the one of that kind, else an item or a value."""
-    arguments = [each for each in typing.get_args(annotation) if each is not Ellipsis]
-    for member in arguments:
-        model = model_in(member)
-        if model and any(part in typing.get_args(info.annotation) for info in model.model_fields.values()):
-            return model
-    return arguments[-1] if arguments else None
 
 
 def key_paths(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
+from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.config.foreign.table import Text
 
@@ -67,9 +68,8 @@ def workflow_named(name: str) -> Workflow:
         return workflows()[kind]
     known = [each for each, workflow in workflows().items() if workflow.kind is not Kind.REFUSED]
     agent = workflows()["agentscope_workflow_adapter"].says
-    return Workflow(
-        kind=Kind.REFUSED, says=f"is not there; there are {', '.join(known)}. Code of your own {agent}"
-    )
+    hint = suggest(kind, known, known="known workflows")
+    return Workflow(kind=Kind.REFUSED, says=f"is not there; {hint}. Code of your own {agent}")
 
 
 def plain_name(name: str) -> str:

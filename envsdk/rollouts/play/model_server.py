@@ -135,6 +135,10 @@ async def serve_proxy(
             collecting.cancel()
             lost = [num for each in endpoint.sessions.all() if (num := len(each.record.replies))]
             await endpoint.close()
+            if recorder is not None:
+                kept = recorder.num_trajectories
+                look = f": envsdk view {out}" if kept else ""
+                say(f"kept {kept} ended session{'s' * (kept != 1)}{look}", flush=True)
             if recorder is not None and lost:
                 sessions = f"{len(lost)} open session{'s' * (len(lost) > 1)}"
                 replies = f"{sum(lost)} repl{'ies' if sum(lost) > 1 else 'y'}"

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
+from omegaconf import OmegaConf
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
@@ -15,7 +15,7 @@ from envsdk.base.settings.validation import validated
 from envsdk.config.device_memory import memory_problems
 from envsdk.config.loading import load_config
 from envsdk.config.models import RunConfig
-from envsdk.config.reading import EXTENDS
+from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.view.planning.candidates import Candidate, Plan, splits
 from envsdk.view.planning.measured import Measured, read_measured
@@ -83,7 +83,7 @@ class PlanFile(StrictSettings):
     """Values to try."""
 
 
-_OF_RUNS = (RunConfig.model_fields.keys() | {EXTENDS, "defaults"}) - PlanFile.model_fields.keys()
+_OF_RUNS = RunConfig.model_fields.keys() - PlanFile.model_fields.keys()
 """A file with one of these keys is the configuration of a run."""
 
 
@@ -91,7 +91,8 @@ def read_plan(
     path: Path, *, devices: int, measured: Path | None = None, seed: int = 0, num_steps: int = 12
 ) -> tuple[Plan, Measured | None]:
     """The plan of a file, which is a `PlanFile` or a run's configuration. Raises ConfigurationError."""
-    content = _content(path)
+    reading = Reading()
+    content: Any = OmegaConf.to_container(reading.read(path), resolve=False)
     if measured is not None and not (measured / CONFIG_FILE).is_file():
         raise ConfigurationError(f"--measured {measured}: there is no {CONFIG_FILE}; name a run's folder")
     own = (
@@ -102,7 +103,8 @@ def read_plan(
         run = load_config(path, for_training=False, to_explain=True).config
         file = validated(PlanFile, _keys_of(run), str(path))
     else:
-        file = validated(PlanFile, {**(_keys_of(own) if own is not None else {}), **content}, str(path))
+        keys = {**(_keys_of(own) if own is not None else {}), **content}
+        file = validated(PlanFile, keys, str(path), origin=reading.origin)
     found = None
     if own is not None and measured is not None:
         found = read_measured(
@@ -181,18 +183,6 @@ def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: in
         seed=seed,
         num_steps=num_steps,
     )
-
-
-def _content(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigurationError(f"{path}: there is no such file")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} has no keys: it must be a plan or the configuration of a run")
-    return content
 
 
 def _keys_of(run: RunConfig) -> dict[str, Any]:

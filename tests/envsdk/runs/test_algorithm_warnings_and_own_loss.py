@@ -64,9 +64,12 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def test_explain_tells_what_the_run_would_tell(run_file: Path) -> None:
-    for parameter in ("top_k=3", "top_p=0.9", "min_p=0.1"):
+    for parameter, whole in {"top_k=3": "top_k=0", "top_p=0.9": "top_p=1", "min_p=0.1": "min_p=0"}.items():
         truncated = load_config(run_file, [f"actor_infer.generating_args.{parameter}"])
-        (note,) = [note for note in algorithm_notes(truncated.config) if "top_k" in note]
+        (note,) = [note for note in algorithm_notes(truncated.config) if "leaves out tokens" in note]
+        assert note.startswith(parameter)
+        assert f"; set {whole})" in note
+        assert len(note) < 2 * 110
         assert note in " ".join(explain(truncated).split())
     silent = load_config(run_file, ["ppo_epochs=2"])
     assert algorithm_notes(silent.config) == []

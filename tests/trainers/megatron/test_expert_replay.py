@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_replies import routed_replies
 from hf_models import write_model
 from plays import TRAINING, Call, assert_close, play, play_on_megatron
 from test_trainer import CP, EP, PP, SP, VPP
 
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
-from envsdk.engines.embedded import EmbeddedEngine
-from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationResult
-from envsdk.engines.sampling import SamplingParams
 from tests.by_day import by_day
 
 Sequences = Callable[..., list[TrainSequence]]
@@ -73,7 +71,7 @@ async def test_in_bfloat16_replay_takes_most_far_mismatches_with_the_engine_away
 ) -> None:
     write_model(tmp_path, "mixtral", initializer_range=0.1)
     prompts = [sequence.ids for sequence in make_sequences(12)]
-    results = await sampled(tmp_path, prompts)
+    results = await routed_replies(tmp_path, prompts, dtype="bfloat16")
     ids = [np.concatenate([p, r.token_ids]) for p, r in zip(prompts, results, strict=True)]
     experts = [np.concatenate([r.experts, np.full_like(r.experts[:1], -1)]) for r in results]
     calls: list[Call] = [("logprobs", ids), ("logprobs", ids, experts)]
@@ -89,26 +87,3 @@ async def test_in_bfloat16_replay_takes_most_far_mismatches_with_the_engine_away
     )
     print(f"99th percentile: {before:.4f} without, {after:.4f} with replay")
     assert after < 0.5 * before
-
-
-async def sampled(folder: Path, prompts: list[np.ndarray]) -> list[GenerationResult]:
-    engine = EmbeddedEngine.create(
-        EngineConfig(model=folder, sequence_length=256, strategy_config={"dtype": "bfloat16"})
-    )
-    await engine.start()
-    try:
-        return await asyncio.gather(
-            *(
-                engine.submit(
-                    GenerationRequest(
-                        request_id=str(number),
-                        prompt_ids=prompt,
-                        sampling=SamplingParams(max_new_tokens=30, seed=number),
-                        experts_from=0,
-                    )
-                )
-                for number, prompt in enumerate(prompts)
-            )
-        )
-    finally:
-        await engine.close()

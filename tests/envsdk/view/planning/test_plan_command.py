@@ -38,6 +38,30 @@ def test_a_plan_prints_a_table_and_writes_a_plot(
     assert (tmp_path / "mine.svg").read_text().startswith("<svg")
 
 
+def test_a_plan_starts_from_the_one_it_extends_and_leaves_turns_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, PLAN)
+    (tmp_path / "divided.yaml").write_text("extends: mine.yaml\nsearch: {shared_devices: false}\n")
+    assert main(["divided.yaml", "--devices", "4", "--steps", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "6 configurations" in printed
+    assert "\n\n\n" not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_shows_what_the_shipped_plan_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[4] / "docs" / "planner.md").read_text()
+    assert main(["plan.yaml", "--devices", "40", "--cost", "2.5", "--steps", "8", "--rows", "2"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()  # the first says how long it took
+    assert "\n".join(lines) in page
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -46,7 +70,13 @@ def test_a_plan_prints_a_table_and_writes_a_plot(
         (PLAN.replace("sigma", "sigmas"), ["--devices", "4"], "sigmas"),
         (PLAN.replace("timings", "#"), ["--devices", "4"], "--measured runs/NAME"),
         (PLAN + "  sampling_devices: [4]", ["--devices", "4"], "mine.yaml"),
-        ("- 1", ["--devices", "4"], "has no keys"),
+        ("- 1", ["--devices", "4"], "must be a mapping of keys"),
+        (PLAN + "rollout_size: 3", ["--devices", "4"], "rollout_size (mine.yaml:7): unknown key"),
+        (
+            "extends: plan.yaml\nrollout_size: 3",
+            ["--devices", "4"],
+            "(mine.yaml:2): unknown key",
+        ),
         (PLAN, ["--devices", "4", "--measured", "nowhere"], "there is no config.yaml"),
         # The configuration of a run, of which nothing says how long it takes.
         ("extends: agentic_trainer.yaml", ["--devices", "4"], "--measured runs/NAME"),
@@ -54,8 +84,14 @@ def test_a_plan_prints_a_table_and_writes_a_plot(
     ],
 )
 def test_bad_input_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, options: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    options: list[str],
+    message: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main([write(tmp_path, text), *options]) != 0
     captured = capsys.readouterr()
     assert message in " ".join((captured.err + captured.out).split())
