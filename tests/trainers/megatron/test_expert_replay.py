@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hf_models import write_model
 from plays import TRAINING, Call, assert_close, play, play_on_megatron
-from test_trainer import CP, EP, PP, SP, VPP
+from test_trainer import CP, EP, PP, SP, VPP, recomputed
 
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
 from envsdk.engines.embedded import EmbeddedEngine
@@ -28,6 +28,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "EP and TP with SP": (2, "qwen3_moe", {**EP, **SP, "expert_tensor_parallel_size": 1}),
     "CP": (2, "mixtral", CP),
     "PP, recomputed": (2, "glm4_moe", {**PP, "recompute_granularity": "full"}),
+    "EP, experts recomputed": (2, "qwen3_moe", {**EP, **recomputed("moe")}),
     "VPP, recomputed": (2, "glm4_moe", {**VPP, "recompute_granularity": "full"}),
 }
 
