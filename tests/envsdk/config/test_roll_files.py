@@ -332,7 +332,8 @@ GROUPS = "reward_normalization: {grouping: traj_group_id, method: mean_std}"
 
 
 def test_r3_replays_the_experts_that_the_engine_chose(tmp_path: Path) -> None:
-    modes = (f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer"))
+    modes = [f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer")]
+    modes.append("actor_infer.strategy_args.strategy_config.enable_return_routed_experts=true")
     assert agentic(tmp_path, *modes).config.algorithm.train_infer_correction.routing_replay
 
 
