@@ -20,7 +20,8 @@ class TrainOptions(Options):
     preset: Annotated[str | None, Option(metavar="NAME")] = None
     """Replace what FILE says: `tiny` runs it with the tiny policy and small batches, on a CPU."""
     explain: Annotated[bool, Option("--explain")] = False
-    """Print every value, where it comes from and what follows from it; start nothing."""
+    """Print every value, where it comes from and what follows from it; start nothing. Ends with 2 where the
+    file contradicts itself or its model; with 0 where only this machine lacks something, which it lists."""
 
 
 def command(options: TrainOptions) -> None:

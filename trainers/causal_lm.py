@@ -134,6 +134,8 @@ class CausalLM:
         `seed` decides how an adapter (`settings.lora`) begins.
         """
         require_model_folder(folder)
+        if unknown := settings.model_problem(folder):
+            raise ConfigurationError(unknown)
         if problem := settings.attention_problem():
             raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()
@@ -152,8 +154,6 @@ class CausalLM:
             adapter = LoRA(model, settings.lora, seed=seed)
             if settings.frozen_type(stored_dtype(folder)) == "bfloat16":
                 adapter.halve(model)
-        if settings.share_prefixes is True and (problem := settings.sharing_problem(model.config.model_type)):
-            raise ConfigurationError(f"share_prefixes: {problem}; leave it at auto")
         found = cls(model, with_value_head=with_value_head, settings=settings, device=device, lora=adapter)
         found.use(settings.precision(stored_dtype(folder)))
         return found

@@ -9,21 +9,35 @@ reading gathers it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.sharded import full_tensor
-from envsdk.trainers.training_args import LoRAArgs
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
+
+if TYPE_CHECKING:
+    from envsdk.trainers.training_args import LoRAArgs
 
 _NAME = "default"
 """PEFT's, of the one adapter there is."""
 _BASE = ".base_layer."
+
+
+def problem_of(model_config: Any, args: LoRAArgs) -> str:
+    """Why no model of this configuration can be adapted so; empty where it can."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+        try:
+            LoRA(model, args, seed=0)
+        except ConfigurationError as error:
+            return str(error)
+    return ""
 
 
 class LoRA:
@@ -31,7 +45,10 @@ class LoRA:
 
     def __init__(self, model: nn.Module, args: LoRAArgs, *, seed: int) -> None:
         """Puts it in and freezes the rest. ConfigurationError for modules that cannot be adapted."""
-        targets = _linear_layers(model) if args.target_modules == "all-linear" else list(args.target_modules)
+        adapted = _linear_layers(model)
+        if problem := args.target_problem([name for name, _ in model.named_modules()], adapted):
+            raise ConfigurationError(problem)
+        targets = adapted if args.target_modules == "all-linear" else list(args.target_modules)
         config = LoraConfig(
             r=args.rank,
             lora_alpha=args.scaled_alpha,  # type: ignore[arg-type]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.memory import FLOAT32, Memory, ModelSizes
 from envsdk.base.settings.precision import DType, Precision, precision
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.store import language_model
+from envsdk.base.store.model_files import stored_model_type
 
 
 class TrainingArgs(StrictSettings):
@@ -67,6 +71,14 @@ class LoRAArgs(StrictSettings):
     def scaled_alpha(self) -> float:
         """`alpha`, or what stands for it."""
         return self.alpha or 2.0 * self.rank
+
+    def target_problem(self, names: Collection[str], adapted: Iterable[str]) -> str:
+        """Which of `target_modules` is the end of none of these names; empty where each is of one."""
+        named = () if self.target_modules == "all-linear" else self.target_modules
+        unknown = [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]
+        ends = sorted({name.rpartition(".")[2] for name in adapted})
+        told = f"no layer that is adapted is called {', '.join(unknown)}; of this model {', '.join(ends)} are"
+        return f"lora.target_modules: {told}" if unknown else ""
 
 
 SHARING_MODEL_TYPES = frozenset({
@@ -173,7 +185,7 @@ class TransformersArgs(StrictSettings):
 
     def precision(self, stored: str) -> Precision:
         """Precision of the forward pass of a model whose folder names the type `stored`."""
-        own = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"  # where each rank has a device of its own
+        own = "cuda" if has_gpus() else "cpu"  # where each rank has a device of its own
         return precision(self.dtype, stored=stored, device=getattr(self, "device", own))
 
     def ranks_per_model_copy(self, num_ranks: int) -> int:
@@ -204,6 +216,24 @@ class TransformersArgs(StrictSettings):
         if model_type not in SHARING_MODEL_TYPES:
             return f"not known to be exact for model type {model_type}"
         return None
+
+    def model_problem(self, folder: Path) -> str:
+        """Why the model in a folder is not trained; empty where it is. Known families need no look."""
+        kind = stored_model_type(folder)
+        if self.share_prefixes is True and (problem := self.sharing_problem(kind)):
+            return f"share_prefixes: {problem}; leave it at auto"
+        has_targets = self.lora is not None and self.lora.target_modules != "all-linear"
+        if (kind in SHARING_MODEL_TYPES and not has_targets) or find_spec("transformers") is None:
+            return ""
+        try:
+            _, config = language_model.language_config(folder)
+        except (ImportError, OSError, ValueError, KeyError) as error:
+            return f"pretrain: cannot load the model in {folder}: {error}"
+        if self.lora is None or not has_targets or any(find_spec(each) is None for each in self.needs):
+            return ""
+        from envsdk.trainers.lora import problem_of
+
+        return problem_of(config, self.lora)
 
     def shares_prefixes(self, model_type: str) -> bool:
         """Whether rows that begin alike may share a line."""

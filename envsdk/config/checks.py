@@ -25,6 +25,7 @@ from envsdk.config.device_memory import memory_problems
 from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.job_checks import job_problems
+from envsdk.config.model_checks import model_problems, replay_problems, update_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.player_checks import opponent_problems, player_problems
 from envsdk.config.rlvr_checks import prompt_problems
@@ -66,7 +67,9 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         selection_problems,
         job_problems,
     )
-    checks += (_engine_learns, _one_server, sharing_problems, _device_memory) if for_training else ()
+    if for_training:
+        checks += (_engine_learns, _one_server, sharing_problems, _device_memory)
+        checks += (model_problems, update_problems, replay_problems)
     return [problem for each in checks for problem in each(config)]
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from envsdk.base.settings.memory import EstimatesSampling, EstimatesTraining, Memory, ModelSizes, TakesShare
+from envsdk.base.processes.cards import has_gpus, smallest_card_bytes
+from envsdk.base.settings.memory import (
+    CUDA_CONTEXT,
+    CUDA_WORK,
+    EstimatesSampling,
+    EstimatesTraining,
+    Memory,
+    ModelSizes,
+    TakesShare,
+)
 from envsdk.base.settings.problems import Problem
-from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
+from envsdk.base.store.hub import is_hub_name, is_model_name
 from envsdk.base.store.model_files import model_sizes
-from envsdk.config.device_sharing import NEEDS, Phase, device_groups, devices_of, roles_of
+from envsdk.config.device_sharing import NEEDS, Phase, device_groups
+from envsdk.config.loaded_models import LoadedModel, devices_of, models_of
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import settings_model
 from envsdk.config.role_models import Role
@@ -40,6 +49,8 @@ class RoleMemory:
     parts: Memory
     weights: float
     """What it takes when it holds its weights alone."""
+    context: float = 0.0
+    """What it takes when it holds nothing."""
     is_on_cpu: bool
     """It takes main memory."""
     problem: str = ""
@@ -50,7 +61,7 @@ class RoleMemory:
         return sum(self.parts.values())
 
     def taken(self, held: Held) -> float:
-        return {Held.NOTHING: 0.0, Held.WEIGHTS: self.weights, Held.ALL: self.total}[held]
+        return {Held.NOTHING: self.context, Held.WEIGHTS: self.weights, Held.ALL: self.total}[held]
 
     def told(self, where: str = "") -> str:
         """The parts in words, in GiB."""
@@ -72,16 +83,7 @@ def settings_of(role: Role, kind: str) -> BaseModel | None:
 
 def card_bytes(config: RunConfig) -> float | None:
     """Memory of this machine's smallest GPU; None where it has none, or the run joins a cluster."""
-    if config.ray.address is not None or not Path("/dev/nvidiactl").exists():
-        return None
-    with suppress(ImportError, RuntimeError):
-        import torch
-
-        cards = range(torch.cuda.device_count())
-        return min(
-            (float(torch.cuda.get_device_properties(card).total_memory) for card in cards), default=None
-        )
-    return None
+    return smallest_card_bytes() if config.ray.address is None and has_gpus() else None
 
 
 def device_bytes(config: RunConfig) -> float | None:
@@ -91,62 +93,80 @@ def device_bytes(config: RunConfig) -> float | None:
 
 
 def role_memory(config: RunConfig, size: float | None = None) -> dict[str, RoleMemory]:
-    """What each role of this program takes of devices of this size, where its plug-in says so.
+    """What each model of this program takes of devices of this size, where its plug-in says so.
 
-    LookupError where the model does not say it.
+    LookupError where a model does not say it.
     """
-    if config.pretrain == EMBEDDED_DEFAULT:
-        return {}
-    model = _sizes_of(config.pretrain)
-    engine, infer = settings_of(config.actor_infer, "engines"), config.actor_infer
     found: dict[str, RoleMemory] = {}
-    for name, role in roles_of(config).items():
-        if name != "actor_infer":
-            settings = settings_of(role, "trainers")
-            if isinstance(settings, EstimatesTraining):
-                found[name] = _of_trainer(config, role, settings, model, is_frozen=name == "reference")
-        elif isinstance(engine, EstimatesSampling) and (
-            parts := engine.sampling_memory(
-                model, num_replies=infer.infer_batch_size, num_tokens=config.sequence_length
-            )
-        ):
-            found[name] = _of_engine(engine, parts)
-            if size is not None and isinstance(engine, TakesShare) and engine.device_share is not None:
-                one = engine.sampling_memory(model, num_replies=1, num_tokens=config.sequence_length)
-                found[name] = _with_share(one, *engine.device_share, size)
+    for name, model in models_of(config).items():
+        settings = model.own_settings
+        if model.pretrain == EMBEDDED_DEFAULT:
+            continue
+        if isinstance(settings, EstimatesTraining):
+            found[name] = _of_trainer(config, model, settings)
+        elif isinstance(settings, EstimatesSampling):
+            memory = _of_engine(config, model, settings, size)
+            found |= {} if memory is None else {name: memory}
     return found
 
 
-def _sizes_of(name: str) -> ModelSizes:
-    folder = known_folder(name)
+def _sizes_of(model: LoadedModel) -> ModelSizes:
+    name, of = model.pretrain, "" if len(model.path) == 1 else f"{model.name}: "
+    folder = model.folder
     if folder is None and not is_model_name(name):
         path = Path(name).expanduser()
-        raise LookupError(f"there is no folder {path}; download the model into it, or name one of the hub")
+        raise LookupError(
+            f"{of}there is no folder {path}; download the model into it, or name one of the hub"
+        )
     if folder is None:
         way = "`hf download NAME config.json --local-dir DIR` with pretrain=DIR is enough for an estimate"
-        raise LookupError(f"the model is not on this machine yet{'; ' + way if is_hub_name(name) else ''}")
-    return model_sizes(folder)
+        way = f"; {way}" if is_hub_name(name) else ""
+        raise LookupError(f"{of}the model is not on this machine yet{way}")
+    try:
+        return model_sizes(folder)
+    except LookupError as error:
+        raise LookupError(f"{of}{error.args[0]}") from error
 
 
-def _of_trainer(
-    config: RunConfig, role: Role, settings: EstimatesTraining, model: ModelSizes, *, is_frozen: bool
-) -> RoleMemory:
-    num_ranks = len(role.device_mapping or (0,))
-    frozen = parts = settings.frozen_memory(model, num_ranks=num_ranks)
-    if not is_frozen:
-        args = settings_model("trainers", role.strategy_args.strategy_name, "training_args")
+def _of_trainer(config: RunConfig, model: LoadedModel, settings: EstimatesTraining) -> RoleMemory:
+    num_ranks, sizes = len(model.device_mapping or (0,)), _sizes_of(model)
+    frozen = parts = settings.frozen_memory(sizes, num_ranks=num_ranks)
+    if model.name == "actor_train":
+        args = settings_model("trainers", model.strategy.strategy_name, "training_args")
         given = args.model_validate(dict(config.actor_train.training_args)).model_dump() if args else {}
         parts = settings.training_memory(
-            model,
+            sizes,
             num_ranks=num_ranks,
             num_tokens=max(int(given.get("max_tokens_per_microbatch", 0)), config.sequence_length),
             sequence_length=config.sequence_length,
         )
-    return RoleMemory(parts=parts, weights=frozen["weights"], is_on_cpu=_is_on_cpu(settings))
+    return _with_cuda(settings, parts, frozen["weights"])
 
 
-def _of_engine(engine: object, parts: Memory) -> RoleMemory:
-    return RoleMemory(parts=parts, weights=parts["weights"], is_on_cpu=_is_on_cpu(engine))
+def _of_engine(
+    config: RunConfig, model: LoadedModel, settings: EstimatesSampling, size: float | None
+) -> RoleMemory | None:
+    sizes, num_tokens = _sizes_of(model), config.sequence_length
+    parts = settings.sampling_memory(sizes, num_replies=model.num_replies, num_tokens=num_tokens)
+    if not parts:
+        return None
+    share = settings.device_share if isinstance(settings, TakesShare) else None
+    if size is not None and share is not None:
+        one = settings.sampling_memory(sizes, num_replies=1, num_tokens=num_tokens)
+        return _with_share(one, *share, size)
+    return _with_cuda(settings, parts, parts["weights"], has_work=share is None)
+
+
+def _with_cuda(
+    settings: object, parts: Memory, weights: float, *, has_work: bool = True, problem: str = ""
+) -> RoleMemory:
+    is_on_cpu = getattr(settings, "device", "") == "cpu"
+    context = 0 if is_on_cpu else CUDA_CONTEXT
+    if not is_on_cpu:
+        parts = {**parts, "CUDA": context + has_work * CUDA_WORK}
+    return RoleMemory(
+        parts=parts, weights=weights + context, context=context, is_on_cpu=is_on_cpu, problem=problem
+    )
 
 
 def _with_share(one: Memory, key: str, share: float, size: float) -> RoleMemory:
@@ -159,11 +179,7 @@ def _with_share(one: Memory, key: str, share: float, size: float) -> RoleMemory:
             f"{gib(least)}: raise it, take more devices for an engine, or a smaller model"
         )
     parts = {"weights": weights, f"share for keys and values ({key} {share:g})": max(given, least) - weights}
-    return RoleMemory(parts=parts, weights=weights, is_on_cpu=False, problem=problem)
-
-
-def _is_on_cpu(settings: object) -> bool:
-    return getattr(settings, "device", "") == "cpu"
+    return _with_cuda(None, parts, weights, has_work=False, problem=problem)
 
 
 Needs = Mapping[Phase, Mapping[str, float]]
@@ -198,8 +214,8 @@ def device_needs(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[st
 
 def _places(config: RunConfig, memory: Mapping[str, RoleMemory]) -> dict[str, list[str]]:
     """The devices of each role that is not on a CPU, by number, or by a role that chooses its own."""
-    roles = roles_of(config)
-    places = {name: devices_of(roles[name]) or [name] for name in memory if not memory[name].is_on_cpu}
+    models = models_of(config)
+    places = {name: devices_of(models[name]) or [name] for name in memory if not memory[name].is_on_cpu}
     for group in device_groups(config):
         known = [device for each in group for device in places.get(each.name, ()) if device != each.name]
         for each in group:
@@ -226,10 +242,7 @@ def needs_told(needs: Needs) -> str:
 
 
 def memory_problems(config: RunConfig, size: float) -> Iterator[Problem]:
-    """What cannot fit on devices of so many bytes: what each phase needs, and what to set.
-
-    The runtime's own memory is not counted, so what is refused here has no chance.
-    """
+    """What cannot fit on devices of so many bytes: what each phase needs, and what to set."""
     try:
         memory = role_memory(config, size)
     except (LookupError, ValidationError):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from envsdk.base.settings.problems import Problem
+from envsdk.config.loaded_models import devices_of, models_of, roles_of
 from envsdk.config.models import RunConfig
 from envsdk.config.role_models import Role
 from envsdk.contracts.held import Held
@@ -77,29 +78,12 @@ def sharing_told(config: RunConfig) -> str:
         beside = [name for name, devices in apart.items() if device in devices]
         if len(beside) > 1 and f"side by side: {', '.join(beside)}" not in told:
             told.append(f"side by side: {', '.join(beside)}")
-    for name, teacher in config.teachers.items():
-        devices = set(teacher.device_mapping or ())
-        beside = [key for key, role in roles_of(config).items() if devices & set(role.device_mapping or ())]
-        if beside:
-            told.append(f"teachers.{name} stays beside {', '.join(beside)}")
+    roles = roles_of(config)
+    for name, model in models_of(config).items():
+        beside = [key for key, role in roles.items() if {*devices_of(model)}.intersection(devices_of(role))]
+        if beside and name not in roles:
+            told.append(f"{name} takes no turns: it stays beside {', '.join(beside)}")
     return "; ".join(told) or "no: each role has its own"
-
-
-def devices_of(role: Role) -> list[str]:
-    """Numbers of the accelerators that a role names; none where it chooses its own, or runs on a CPU."""
-    device = str(role.settings.get("device", ""))
-    named = [device.partition(":")[2] or "0"] if device.startswith("cuda") else []
-    return [str(number) for number in role.device_mapping or ()] or named
-
-
-def roles_of(config: RunConfig) -> Mapping[str, Role]:
-    """The roles of this program, by key."""
-    roles: dict[str, Role] = {} if config.mode == "train" else {"actor_infer": config.actor_infer}
-    if config.mode in ("both", "train"):
-        roles["actor_train"] = config.actor_train
-        if config.needs_reference:
-            roles["reference"] = config.reference
-    return roles
 
 
 def _connected(config: RunConfig) -> list[list[str]]:

@@ -298,7 +298,8 @@ def _ranks(role: TrainerRole) -> str:
     settings = settings_of(role, "trainers")
     layout = f": {settings.layout(role.num_ranks)}" if isinstance(settings, SharesOutRanks) else ""
     where = f"accelerator{plural} {role.device_mapping}" if role.device_mapping else "an accelerator"
-    return f"{role.num_ranks} rank{plural}{layout}; on {where}, or on CPUs where there is none"
+    cpus = "" if getattr(settings, "needs_gpu", False) else ", or on CPUs where there is none"
+    return f"{role.num_ranks} rank{plural}{layout}; on {where}{cpus}"
 
 
 def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -15,22 +15,18 @@ from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
 from envsdk.base.store.model_files import (
-    dense_family,
     is_model_folder,
     model_problem,
     newest_model,
-    stored_model_type,
 )
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
 from envsdk.config.device_memory import card_bytes, memory_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.sampling_support import known_settings
 from envsdk.config.section import split_evenly
 from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.engines.settings import NO_EXPERTS
 
 _KIB, _MIB = 1024, 1024**2
 _RUNS = Path("runs")
@@ -41,7 +37,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _updates, _routing_replay, _other_models, _memory, _card)
+        checks += (_download, _other_models, _memory, _card)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -71,32 +67,6 @@ def _download(config: RunConfig) -> Iterator[Problem]:
     if not is_model_name(name) or known_folder(name) is not None:
         return
     yield Problem(("pretrain",), _not_here(name))
-
-
-def _updates(config: RunConfig) -> Iterator[Problem]:
-    folder, engine = known_folder(config.pretrain), known_settings(config)
-    if folder and engine and (why := engine.update_problem(stored_model_type(folder))):
-        yield Problem(("actor_infer", "strategy_args", "strategy_name"), why)
-
-
-def _routing_replay(config: RunConfig) -> Iterator[Problem]:
-    if not config.algorithm.train_infer_correction.routing_replay:
-        return
-    folder = None if config.pretrain == EMBEDDED_DEFAULT else known_folder(config.pretrain)
-    family = "Qwen3" if config.pretrain == EMBEDDED_DEFAULT else folder and dense_family(folder)
-    path: KeyPath = ("train_infer_correction", "routing_replay")
-    if family:
-        yield Problem(path, f"the policy is dense ({family}): leave this out")
-        return
-    engine = known_settings(config)
-    if engine is not None and not engine.may_tell_experts:
-        yield Problem(path, f"`{config.actor_infer.strategy_args.strategy_name}` {NO_EXPERTS}")
-    trainer = config.actor_train.strategy_args.strategy_name
-    if not getattr(plugins.settings_model("trainers", trainer, "strategy_config"), "replays_routing", False):
-        yield Problem(
-            path,
-            f"the trainer `{trainer}` replays no experts: take `torch`, `fsdp2_train` or `megatron_train`",
-        )
 
 
 def _other_models(config: RunConfig) -> Iterator[Problem]:

@@ -9,10 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from envsdk.base.plugins import load_plugin
+from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.extras import require
 from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
 from envsdk.base.settings.validation import problems_in
 from envsdk.config import plugins
+from envsdk.config.loaded_models import models_of
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
 from envsdk.config.rlvr_checks import reward_sections
@@ -36,7 +38,7 @@ def check_start(config: RunConfig, *, source: str = "") -> None:
 
 
 def check_packages(config: RunConfig) -> None:
-    """Raises ConfigurationError where something is not installed that every run needs, or that settings and
+    """Raises ConfigurationError where something is not here that every run needs, or that settings and
     trackers of this one declare."""
     settings = [
         section.model.model_validate(dict(section.values))
@@ -48,6 +50,13 @@ def check_packages(config: RunConfig) -> None:
     if config.mode != "both":
         more |= {"sqlalchemy", *(("starlette", "uvicorn") if config.mode == "serve" else ())}
     missing = [getattr(each, "lacks", "") for each in settings]
+    if config.ray.address is None and not has_gpus():
+        missing += {
+            f"{model.strategy.strategy_name} needs a CUDA GPU for each rank, and this machine has none; on "
+            "CPUs train with fsdp2_train or torch"
+            for model in models_of(config).values()
+            if getattr(model.own_settings, "needs_gpu", False)
+        }
     try:
         require("this run", "ray", "torch", "transformers", "safetensors", *sorted(more))
     except ConfigurationError as error:

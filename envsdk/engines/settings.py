@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 from envsdk.base.settings.memory import Memory, ModelSizes
@@ -29,6 +30,10 @@ class EngineSettings(StrictSettings):
 
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
+
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
+        """What of them stands against a start with the model in a folder; empty where nothing does."""
+        return ""
 
     def update_problem(self, model_type: str) -> str:
         """Why the engine takes no new weights of models of this family; empty where it does."""

@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Iterator
 
+from envsdk.config.device_sharing import Phase
 from envsdk.runs import shared_devices
-from envsdk.runs.device_turns import DeviceTurns, Hold, Phase
+from envsdk.runs.device_turns import DeviceTurns, Hold
 from envsdk.train import main
 
 begin = shared_devices.SharedDevices.begin

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from envsdk.base.store.trajectories import read_trajectories
+from tests.by_day import by_day
 from tests.system.jobs import CONFIG, REPOSITORY, Job, rows
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -57,15 +58,14 @@ def test_a_run_on_one_device_is_the_run_on_two_bit_for_bit(
 
 
 ENDS = [
-    (phase, when)
+    (phase, when, number)
     for phase in ("publish", "validate", "generate", "score", "train")
     for when in ("before", "between", "after")
+    for number in (signal.SIGKILL, signal.SIGINT)
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize(("phase", "when"), ENDS)
+@pytest.mark.parametrize(("phase", "when", "number"), by_day([("train", "between", signal.SIGKILL)], ENDS))
 def test_a_run_that_ends_in_a_phase_continues_as_if_it_had_run_through(
     phase: str, when: str, number: signal.Signals, tmp_path: Path, model: Path, apart: tuple[object, ...]
 ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_models import reference_logprobs
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.engines.engine import EngineConfig, GenerationRequest
 from envsdk.engines.sampling import SamplingParams
@@ -20,10 +21,16 @@ from tests.trainers.families import FAMILIES, VOCAB_SIZE, make_family
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NOT_COMPUTED = ("qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
-"""vLLM computes the first two on a CPU in bfloat16 alone, the last one otherwise than `transformers`."""
+"""vLLM computes the first two on a CPU in bfloat16 alone, and refuses to compute the last one there."""
 RUN = [name for name in FAMILIES if name not in NOT_COMPUTED and not why_not_renewed(name)]
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
 """What vLLM computes with on a CPU."""
+
+
+def test_latent_attention_which_it_computes_otherwise_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    make_family("glm4_moe_lite", 0, **SIZES).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="latent attention"):
+        VLLMEngine.create(EngineConfig(model=tmp_path, sequence_length=64, max_running=4))
 
 
 @pytest.mark.parametrize("name", RUN)

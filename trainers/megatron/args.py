@@ -5,14 +5,19 @@ configuration layer can check them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.training_args import LoRAArgs
+
+RecomputedModule = Literal["core_attn", "mlp", "moe", "shared_experts"]
 
 
 class MegatronStrategyConfig(StrictSettings):
@@ -24,6 +29,7 @@ class MegatronStrategyConfig(StrictSettings):
 
     needs: ClassVar[tuple[str, ...]] = ("megatron",)
     """Modules of optional packages that a run with this trainer needs."""
+    needs_gpu: ClassVar[bool] = True
     replays_routing: ClassVar[bool] = True
     takes_support: ClassVar[bool] = True
     """Both as `TransformersArgs`."""
@@ -49,8 +55,11 @@ class MegatronStrategyConfig(StrictSettings):
     use_distributed_optimizer: bool = True
     """Data-parallel ranks shard the optimizer's moments and main weights instead of copying them."""
     recompute_granularity: Literal["selective", "full"] | None = None
-    """Recompute in the backward pass: attention (`selective`), or full layers (`full`): least memory, about
-    a third more time."""
+    """Recompute in the backward pass: `recompute_modules` (`selective`), or full layers (`full`): least
+    memory, about a third more time."""
+    recompute_modules: Sequence[RecomputedModule] = ("core_attn",)
+    """Parts of each layer that `selective` recomputes, by Megatron's names: attention, the feed-forward part
+    of a dense layer (`mlp`) or of one with experts (`moe`), or shared experts alone."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and activations. With `bfloat16` the optimizer keeps float32 main weights;
     gradients are added up, and log-probabilities computed, in float32 either way."""
@@ -82,6 +91,18 @@ class MegatronStrategyConfig(StrictSettings):
         if self.attn_implementation == "transformer_engine" and find_spec("transformer_engine") is None:
             return "Transformer Engine is not installed here; `auto` takes what is here"
         return None
+
+    def model_problem(self, folder: Path) -> str:
+        """Why the model in a folder is not trained; empty where it is, or where transformers is not here."""
+        if find_spec("transformers") is None:
+            return ""
+        from envsdk.trainers.megatron.hf_config import check_supported, read_config
+
+        try:
+            check_supported(read_config(folder), self)
+        except ConfigurationError as error:
+            return str(error)
+        return ""
 
     @property
     def ranks_per_copy(self) -> int:
@@ -148,11 +169,17 @@ class MegatronStrategyConfig(StrictSettings):
                 tokens,
                 FLOAT32 if self.dtype == "float32" else BFLOAT16,
                 recomputed=self.recompute_granularity == "full",
+                feed_forward_recomputed=self.recomputes("moe" if model.num_expert_parameters else "mlp"),
                 num_devices=self.tensor_model_parallel_size,
                 shares_norms=self.sequence_parallel,
             ),
             "logits, if every token is scored": model.logit_bytes(tokens) / self.tensor_model_parallel_size,
         }
+
+    def recomputes(self, module: str) -> bool:
+        """Whether the backward pass computes this part of each layer again."""
+        is_selected = self.recompute_granularity == "selective" and module in self.recompute_modules
+        return is_selected or self.recompute_granularity == "full"
 
     def frozen_memory(self, model: ModelSizes, *, num_ranks: int) -> Memory:
         """Memory of one rank, in bytes; see `EstimatesTraining`."""
@@ -181,4 +208,6 @@ class MegatronStrategyConfig(StrictSettings):
                 "overlap_param_gather: true needs use_distributed_optimizer: true and "
                 "overlap_grad_reduce: true"
             )
+        if "recompute_modules" in self.model_fields_set and self.recompute_granularity != "selective":
+            raise ValueError("recompute_modules needs recompute_granularity: selective")
         return self

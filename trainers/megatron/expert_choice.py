@@ -28,8 +28,11 @@ def replay_routing(gpt: Any, model_type: str) -> None:
             f"train_infer_correction.routing_replay: a {model_type} model has no router that chooses between "
             "experts; leave it out"
         )
+    is_selected = gpt.config.recompute_granularity == "selective" and "moe" in gpt.config.recompute_modules
     for _, router in _routers(gpt):
-        router.router_replay = _Choice(is_recomputed=gpt.config.recompute_granularity == "full")
+        router.router_replay = _Choice(
+            is_recomputed=is_selected or gpt.config.recompute_granularity == "full"
+        )
 
 
 def choose(gpt: Any, experts_TRK: NDArray[np.int16] | None) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
 from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.megatron.args import MegatronStrategyConfig
+
+if TYPE_CHECKING:
+    from envsdk.trainers.megatron.args import MegatronStrategyConfig
 
 _EXPERTS = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts", "glm4_moe": "n_routed_experts"}
 """Fields with the number of experts of a mixture."""
@@ -32,8 +34,8 @@ def read_config(folder: Path) -> Any:
 
 
 def check_supported(hf: Any, strategy: MegatronStrategyConfig) -> None:
-    """ConfigurationError names each field of the model that stands against it, or against the layout."""
-    problems = list(_model_problems(hf)) or list(_layout_problems(hf, strategy))
+    """ConfigurationError names each field of the model that stands against it, or against the settings."""
+    problems = list(_model_problems(hf)) or [*_layout_problems(hf, strategy), *_other_problems(hf, strategy)]
     if problems:
         raise ConfigurationError("strategy megatron_train cannot train this model: " + "; ".join(problems))
 
@@ -57,6 +59,18 @@ def num_dense_layers(hf: Any) -> int:
 def head_width(hf: Any) -> int:
     """Channels of one attention head."""
     return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+
+
+def adapted_layers(hf: Any) -> Iterator[str]:
+    """Names of the model's linear layers but experts, routers and the output layer."""
+    feed_forward = ("gate_proj", "up_proj", "down_proj")
+    for number in range(hf.num_hidden_layers):
+        layer = f"model.layers.{number}."
+        yield from (f"{layer}self_attn.{letter}_proj" for letter in "qkvo")
+        if num_experts(hf) is None or number < num_dense_layers(hf):
+            yield from (f"{layer}mlp.{name}" for name in feed_forward)
+        elif hasattr(hf, "n_shared_experts"):
+            yield from (f"{layer}mlp.shared_experts.{name}" for name in feed_forward)
 
 
 def _model_problems(hf: Any) -> Iterator[str]:
@@ -126,3 +140,10 @@ def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]
     for field, key, size in divisors:
         if getattr(hf, field) % size:
             yield f"{key} is {size}, which does not divide the model's {field} of {getattr(hf, field)}"
+
+
+def _other_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]:
+    if strategy.lora is not None:
+        names = list(adapted_layers(hf))
+        if problem := strategy.lora.target_problem(names, names):
+            yield problem

@@ -24,8 +24,6 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.collectives import all_gather
 from envsdk.trainers.megatron import hf_weights
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.training_args import LoRAArgs
@@ -35,27 +33,15 @@ _INFIX = ".lora_"
 
 
 def adapt(chunks: Sequence[nn.Module], args: LoRAArgs, *, seed: int) -> None:
-    """Freeze the loaded model and put an adapter in. Every rank calls it.
-
-    ConfigurationError, on all ranks, for targets that no layer has.
-    """
-    found = list(hf_weights.linear_layers(chunks))
-    everywhere = all_gather([name for layer in found for name in layer.names])
-    names = {name for part in everywhere for name in part}
+    """Freeze the loaded model and put an adapter in. Every rank calls it."""
     is_all = args.target_modules == "all-linear"
-    unknown = [] if is_all else [end for end in args.target_modules if not any(_ends(n, end) for n in names)]
-    if unknown:
-        raise ConfigurationError(
-            f"lora.target_modules: no layer that megatron_train adapts is called {', '.join(unknown)}; "
-            f"of this model it adapts {', '.join(sorted({name.rpartition('.')[2] for name in names}))}"
-        )
     for chunk in chunks:
         chunk.requires_grad_(False)
         gpt = hf_weights.unwrapped(chunk)
-        if gpt.pre_process and gpt.config.recompute_granularity == "full":
+        if gpt.pre_process and gpt.config.recompute_granularity is not None:
             # What is computed again is learned from where an input has a gradient.
             gpt.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
-    for layer in found:
+    for layer in list(hf_weights.linear_layers(chunks)):
         wanted = [is_all or any(_ends(name, end) for end in args.target_modules) for name in layer.names]
         if any(wanted):
             layer.module.add_module("lora", _LayerAdapter(layer, wanted, args, seed))

@@ -128,6 +128,8 @@ def transformer_config(hf: Any, strategy: MegatronStrategyConfig) -> Transformer
     }
     if strategy.recompute_granularity == "full":
         settings |= {"recompute_method": "uniform", "recompute_num_layers": 1}
+    else:
+        settings["recompute_modules"] = list(strategy.recompute_modules)
     if (experts := num_experts(hf)) is not None:
         # Without Transformer Engine the router of 0.16 asks for this name all the same, and finds none.
         vars(moe_utils).setdefault("te_general_gemm", None)

@@ -1,7 +1,7 @@
 """Estimates of the memory that a model takes: to train it, and to sample from it. Pure.
 
 They count what grows with the model and with the work: weights, gradients, optimizer, activations, logits,
-keys and values. What a runtime takes for itself (CUDA's context, workspaces, fragmentation) is extra.
+keys and values. What CUDA takes for itself is `CUDA_CONTEXT` and `CUDA_WORK`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,11 @@ from typing import Protocol, runtime_checkable
 
 FLOAT32 = 4
 BFLOAT16 = 2
+
+CUDA_CONTEXT = 1 << 29
+"""Bytes that a process takes of a GPU as soon as it uses it, and does not give back."""
+CUDA_WORK = 1 << 30
+"""Bytes that it takes besides while it computes: workspaces of its kernels and of NCCL, fragmentation."""
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits that a trainer computes at once, where it does not have to keep them."""
@@ -80,11 +85,13 @@ class ModelSizes:
         element_bytes: int,
         *,
         recomputed: bool,
+        feed_forward_recomputed: bool = False,
         num_devices: int = 1,
         shares_norms: bool = False,
         in_float32: bool = True,
     ) -> int:
-        """Kept for the backward pass; where layers are `recomputed` only their inputs, and all of one layer.
+        """Kept for the backward pass; where layers or their feed-forward parts are recomputed, only inputs of
+        these, and all of one.
 
         Devices share what lies between the matrices, and the norms where `shares_norms`. Attention is a fused
         kernel's, which keeps no matrix of all pairs of tokens.
@@ -102,7 +109,9 @@ class ModelSizes:
         layer = between // num_devices + norms // ranks
         if recomputed:
             return num_tokens * (self.num_layers * self.hidden_size * FLOAT32 // ranks + layer)
-        return num_tokens * self.num_layers * layer
+        feed_forward = 4 * self.intermediate_size * element_bytes // num_devices
+        again = feed_forward if feed_forward_recomputed else 0
+        return num_tokens * (self.num_layers * (layer - again) + again)
 
     def pair_bytes(self, num_pairs: int, element_bytes: int, *, recomputed: bool) -> int:
         """Attention as a matrix, which `eager` keeps: in float32, and in the other type where that is one."""

@@ -21,23 +21,35 @@ _NAMES = {
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-def load_language_model(folder: Path, **options: Any) -> Any:
-    """Only that, with the `options` of `from_pretrained`.
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
-    ValueError says why there is none, OSError what cannot be read. A folder that lacks weights is refused:
-    transformers would begin them at random.
+
+def language_config(folder: Path) -> tuple[Any, Any]:
+    """The configuration in a folder, and its part for text, which are one where it has no others.
+
+    ValueError says why there is no language model, OSError what cannot be read.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **local)
+    config = AutoConfig.from_pretrained(folder, **_LOCAL)
     text = config.get_text_config()
     if config.is_encoder_decoder or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"transformers runs no decoder of text alone for model_type {config.model_type}, and encoders, "
             "images and sound are not supported; take a model that it has as ...ForCausalLM"
         )
+    return config, text
+
+
+def load_language_model(folder: Path, **options: Any) -> Any:
+    """Only that, with the `options` of `from_pretrained`; errors as of `language_config`.
+
+    A folder that lacks weights is refused: transformers would begin them at random.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    config, text = language_config(folder)
     if type(text) is not type(config):
         names = set(weight_names(folder))
         # The files show it: what a configuration says of the whole model may be missing in its part.
@@ -47,7 +59,7 @@ def load_language_model(folder: Path, **options: Any) -> Any:
     logging.set_verbosity_error()  # what it says of weights that are missing or left over is said here
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True, **local, **options
+            folder, output_loading_info=True, **_LOCAL, **options
         )
     finally:
         logging.set_verbosity(level)

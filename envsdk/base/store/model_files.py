@@ -237,6 +237,15 @@ def stored_model_type(folder: Path) -> str:
         return "unknown"
 
 
+def max_positions(folder: Path) -> int | None:
+    """Longest sequence that config.json says the model was made for; None where it says none."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return int((config.get("text_config") or config)["max_position_embeddings"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
 def dense_family(folder: Path) -> str | None:
     """The family of a model without experts, such as `Qwen3`; None where config.json tells of any, or of no
     family."""

@@ -93,6 +93,20 @@ def has_no_tensor_parallelism(value: Any, place: Place) -> bool:
     return not value or place.beside("tensor_model_parallel_size", default=1) == 1
 
 
+def recomputes_parts(value: Any, place: Place) -> bool:
+    granularity = place.beside("recompute_granularity")
+    return granularity == "selective" or (value is True and granularity is None)
+
+
+def recomputed_parts(value: Any, place: Place) -> Mapping[str, Any]:
+    named = place.beside("recompute_modules") or "core_attn"
+    parts = [part.strip() for part in named.split(",")] if isinstance(named, str) else list(named)
+    parts += ["moe"] * (bool(place.beside("moe_layer_recompute")) and "moe" not in parts)
+    config = "*.strategy_args.strategy_config"
+    kept = [part for part in parts if part in ("core_attn", "mlp", "moe", "shared_experts")]
+    return {f"{config}.recompute_granularity": "selective", f"{config}.recompute_modules": kept}
+
+
 def is_reference_trainer(value: Any, place: Place) -> bool:
     return value in REFERENCE_TRAINERS
 

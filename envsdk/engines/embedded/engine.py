@@ -309,16 +309,14 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
     """The decoder for the model in `folder`, with its weights."""
     from transformers import AutoConfig
 
+    if problem := settings.start_problem(
+        folder, sequence_length=config.sequence_length, max_running=config.max_running
+    ):
+        raise ConfigurationError(problem)
     try:
         model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise EngineError(f"config.json: {error}") from error
-    limit = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and config.sequence_length > limit + 1:  # nothing follows the last token
-        raise ConfigurationError(
-            f"sequence_length is {config.sequence_length}, but the model in {folder} was made for at most "
-            f"{limit} positions (max_position_embeddings); lower sequence_length"
-        )
     try:
         device = torch.device(settings.device)
         torch.empty(0, device=device)
@@ -328,11 +326,6 @@ def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Dec
         ) from error
     dtype = _DTYPES[settings.precision(stored_dtype(folder)).dtype]
     max_running = settings.max_running or config.max_running
-    if settings.kv_slots is not None and settings.kv_slots < max_running:
-        raise ConfigurationError(
-            f"strategy_config.kv_slots is {settings.kv_slots}, but max_running is {max_running}: "
-            f"every running request needs a slot; raise kv_slots or lower max_running"
-        )
     architecture = None if settings.force_generic else Architecture.of(model_config)
     if architecture is None:
         model = load_model(folder, dtype)

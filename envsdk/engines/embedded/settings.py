@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import PositiveInt
 
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.precision import DType, Precision, precision
+from envsdk.base.store.model_files import max_positions
 from envsdk.engines.sampling import SamplingShape
 from envsdk.engines.settings import EngineSettings
 
@@ -44,6 +47,21 @@ class EmbeddedSettings(EngineSettings):
     @property
     def may_tell_experts(self) -> bool:
         return True
+
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
+        limit = None if model is None else max_positions(model)
+        if limit is not None and sequence_length > limit + 1:  # nothing follows the last token
+            return (
+                f"sequence_length is {sequence_length}, but the model in {model} was made for at most "
+                f"{limit} positions (max_position_embeddings); lower sequence_length"
+            )
+        running = self.max_running or max_running
+        if self.kv_slots is not None and self.kv_slots < running:
+            return (
+                f"strategy_config.kv_slots is {self.kv_slots}, but max_running is {running}: "
+                f"every running request needs a slot; raise kv_slots or lower max_running"
+            )
+        return ""
 
     def num_slots(self, slot_bytes: int, max_running: int) -> int:
         """Sequences whose keys and values are kept, each of which takes `slot_bytes`."""

@@ -255,8 +255,13 @@ def _check_heads(model: Any) -> None:
     """ConfigurationError for heads that vLLM would only meet in the first reply, and die of."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+    if model.use_mla:
+        raise ConfigurationError(
+            "on a CPU vLLM 0.32 computes this model's latent attention otherwise than transformers, and "
+            "log-probabilities would be off by tenths; take the engine `embedded`"
+        )
     size, known = model.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
-    if not model.use_mla and size not in known:
+    if size not in known:
         raise ConfigurationError(
             f"the model's attention heads have {size} dimensions; on a CPU vLLM takes "
             f"{', '.join(map(str, known))}. Take another model, or the engine `embedded`"

@@ -104,6 +104,14 @@ class VLLMSettings(PassThroughSettings):
         share = _SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return None if self.kv_cache_memory_bytes else ("gpu_memory_utilization", share)
 
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
+        if sequence_length <= (longest := self.max_model_len or sequence_length):
+            return ""
+        return (
+            f"strategy_config.max_model_len is {longest}, but sequence_length is {sequence_length}; leave "
+            "max_model_len out"
+        )
+
     def update_problem(self, model_type: str) -> str:
         return "" if self.enable_lora else why_not_renewed(model_type)
 
@@ -160,15 +168,13 @@ def end_token(folder: Path | None) -> int | None:
 
 def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -> dict[str, Any]:
     """Arguments of `AsyncEngineArgs`. ConfigurationError when they contradict `config`."""
-    longest = settings.max_model_len or config.sequence_length
-    if longest < config.sequence_length:
-        raise ConfigurationError(
-            f"strategy_config.max_model_len is {longest}, but sequence_length is {config.sequence_length}; "
-            "leave max_model_len out"
-        )
+    if problem := settings.start_problem(
+        config.model, sequence_length=config.sequence_length, max_running=config.max_running
+    ):
+        raise ConfigurationError(problem)
     args: dict[str, Any] = {
         "model": str(config.model),
-        "max_model_len": longest,
+        "max_model_len": settings.max_model_len or config.sequence_length,
         "max_num_seqs": config.max_running,
         "seed": config.seed,
         "logprobs_mode": "processed_logprobs" if settings.logprobs == "sampling" else "raw_logprobs",

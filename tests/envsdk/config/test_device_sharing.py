@@ -104,4 +104,4 @@ def test_explain_says_who_shares() -> None:
     torch = "actor_train.strategy_args={strategy_name: torch, strategy_config: {device: 'cuda:0'}}"
     assert told(torch, mapped[1]) == "side by side: actor_infer, actor_train"
     teacher = "teachers.old={pretrain: any, device_mapping: [0]}"
-    assert told(mapped[0], teacher) == "teachers.old stays beside actor_train"
+    assert told(mapped[0], teacher) == "teachers.old takes no turns: it stays beside actor_train"

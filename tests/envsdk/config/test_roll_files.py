@@ -332,8 +332,29 @@ GROUPS = "reward_normalization: {grouping: traj_group_id, method: mean_std}"
 
 
 def test_r3_replays_the_experts_that_the_engine_chose(tmp_path: Path) -> None:
-    modes = (f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer"))
+    modes = [f"{role}.router_replay.mode=R3" for role in ("actor_train", "actor_infer")]
+    modes.append("actor_infer.strategy_args.strategy_config.enable_return_routed_experts=true")
     assert agentic(tmp_path, *modes).config.algorithm.train_infer_correction.routing_replay
+
+
+@pytest.mark.parametrize(
+    ("keys", "granularity", "modules"),
+    [
+        (["recompute_granularity=selective", "recompute_modules='moe,layernorm'"], "selective", ["moe"]),
+        (["recompute_granularity=selective"], "selective", None),
+        (["moe_layer_recompute=true"], "selective", ["core_attn", "moe"]),
+        (["recompute_granularity=full", "recompute_modules=moe"], "full", None),
+        (["recompute_modules=moe"], None, None),
+        (["moe_layer_recompute=false"], None, None),
+    ],
+)
+def test_parts_of_layers_are_recomputed_as_roll_says(
+    keys: list[str], granularity: str | None, modules: list[str] | None, tmp_path: Path
+) -> None:
+    section = "actor_train.strategy_args.strategy_config"
+    settings = agentic(tmp_path, *(f"{section}.{key}" for key in keys)).config.actor_train.settings
+    assert settings.get("recompute_granularity") == granularity
+    assert settings.get("recompute_modules") == modules
 
 
 def agentic_with(tmp_path: Path, *keys: str) -> RunConfig:

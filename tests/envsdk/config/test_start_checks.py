@@ -116,7 +116,7 @@ def test_a_teacher_that_is_not_there_is_refused_before_anything_starts(
     )
     trained = tmp_path / pretrain / "checkpoints" / "step_000010" / "model"
     trained.mkdir(parents=True)
-    (trained / "config.json").write_text("{}")
+    (trained / "config.json").write_text('{"model_type": "qwen3"}')
     assert load_config("agentic_sync.yaml", teacher).config.teachers["larger"].pretrain == pretrain
 
 

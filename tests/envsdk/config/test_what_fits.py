@@ -216,9 +216,43 @@ def test_the_card_of_this_machine_is_judged_unless_a_size_is_stated(
     assert "not enough" not in notes("device_memory_gib=80")
 
 
+def test_a_process_that_rests_keeps_cudas_context_and_one_that_trains_works_besides(qwen: Path) -> None:
+    memory = role_memory(found := config(qwen, "device_memory_gib=80"), 80 * GIB)
+    assert memory["actor_train"].parts["CUDA"] == 1.5 * GIB
+    assert memory["actor_infer"].parts["CUDA"] == 0.5 * GIB
+    needs = device_needs(found, memory)["device 0"]
+    assert [needs[phase]["actor_train"] for phase in needs] == [*[0.5 * GIB] * 3, memory["actor_train"].total]
+    on_cpu = config(qwen, f"{TRAIN}.strategy_name=torch", "actor_train.device_mapping=null")
+    assert "CUDA" not in role_memory(on_cpu)["actor_train"].parts
+
+
+def test_teachers_and_opponents_are_counted_where_they_stay(qwen: Path) -> None:
+    teacher = ["teachers.large.device_mapping=[0]", f"teachers.large.pretrain={qwen}"]
+    teacher += ["teachers.large.strategy_args.strategy_name=fsdp2_train"]
+    opponent = ["opponents.past.device_mapping=[0]", "custom_envs.SelfPlay.players=[policy, past]"]
+    arguments = [f"pretrain={qwen}", *ONE_CARD, "device_memory_gib=80", *teacher, *opponent]
+    arguments += [f"{INFER}.strategy_config.gpu_memory_utilization=0.4"]
+    found = load_config("agentic_tic_tac_toe.yaml", arguments, to_explain=True).config
+    memory = role_memory(found, 80 * GIB)
+    weights = memory["teachers.large"].parts["weights"]
+    assert weights == pytest.approx(4 * 1_543_714_304, rel=0.01)
+    assert memory["opponents.past"].total == 0.4 * 80 * GIB + 0.5 * GIB
+    needs = device_needs(found, memory)["device 0"]
+    assert all(taken["teachers.large"] == memory["teachers.large"].total for taken in needs.values())
+    told = dict(derived(found))["devices shared"]
+    assert "opponents.past takes no turns: it stays beside actor_infer, actor_train" in told
+    with pytest.raises(ConfigurationError, match=r"opponents.past \d+.* GiB"):
+        load_config("agentic_tic_tac_toe.yaml", [*arguments, "device_memory_gib=40"], to_explain=True)
+
+
+def test_a_teacher_that_is_not_here_leaves_no_estimate(qwen: Path) -> None:
+    with pytest.raises(LookupError, match=r"teachers.large: there is no folder gone"):
+        role_memory(config(qwen, "teachers.large.pretrain=./gone"))
+
+
 def test_explain_says_what_phases_need_of_a_stated_device(qwen: Path) -> None:
     rows = dict(derived(config(qwen, "device_memory_gib=80")))
-    assert rows["memory of device 0"].startswith("about, in GiB, of 80.0: publish 2.9, validate 73.6, ")
+    assert rows["memory of device 0"].startswith("about, in GiB, of 80.0: publish 3.9, validate 74.6, ")
     assert "share for keys and values (gpu_memory_utilization 0.92) 70.7" in rows["memory of actor_infer"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from engine_replies import routed_replies
 from hf_models import write_model
 from plays import TRAINING, Call, assert_close, play, play_on_megatron
-from test_trainer import CP, EP, PP, SP, VPP
+from test_trainer import CP, EP, PP, SP, VPP, recomputed
 
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
 from tests.by_day import by_day
@@ -26,6 +26,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "EP and TP with SP": (2, "qwen3_moe", {**EP, **SP, "expert_tensor_parallel_size": 1}),
     "CP": (2, "mixtral", CP),
     "PP, recomputed": (2, "glm4_moe", {**PP, "recompute_granularity": "full"}),
+    "EP, experts recomputed": (2, "qwen3_moe", {**EP, **recomputed("moe")}),
     "VPP, recomputed": (2, "glm4_moe", {**VPP, "recompute_granularity": "full"}),
 }
 

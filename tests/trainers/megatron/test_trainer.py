@@ -37,6 +37,12 @@ WHOLE_LOSS = {
     "kl_loss_coef": 0.1,
     "temperature": 0.8,
 }
+
+
+def recomputed(*modules: str) -> dict[str, Any]:
+    return {"recompute_granularity": "selective", "recompute_modules": list(modules)}
+
+
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "1 rank": (1, "qwen3 tied", {}),
     "TP": (2, "qwen3 tied", TP),
@@ -46,6 +52,9 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "VPP": (2, "qwen2 tied", VPP),
     "PP, recomputed": (2, "llama", {**PP, "recompute_granularity": "full"}),
     "TP with SP, recomputed": (2, "qwen3", {**SP, "recompute_granularity": "selective"}),
+    "PP, feed-forward recomputed": (2, "llama", {**PP, **recomputed("mlp", "core_attn")}),
+    "EP, experts recomputed": (2, "qwen3_moe", {**EP, **recomputed("moe")}),
+    "PP, shared experts recomputed": (2, "glm4_moe", {**PP, **recomputed("shared_experts")}),
     "CP": (2, "qwen3", CP),
     "DP": (2, "qwen3 tied", {}),
     "DP, whole optimizers": (2, "qwen3 tied", {"use_distributed_optimizer": False}),
