@@ -248,6 +248,7 @@ async def test_a_box_has_what_its_task_says(tmp_path: Path) -> None:
 workdir = "/srv"
 env = {A = "${A_OF_HOST:-one}", B = "${B_OF_HOST}"}
 skills_dir = "/skills"
+mcp_servers = [{name = "calendar", transport = "sse", url = "http://localhost:8000/sse"}]
 [verifier]
 env = {WANTED = "one two"}
 """
@@ -256,6 +257,7 @@ env = {WANTED = "one two"}
     env = make(folder, variables={"B_OF_HOST": "two"})
     observation, _ = await env.reset(seed=0)
     assert "Each folder in /skills has a SKILL.md" in observation
+    assert '{"name": "calendar", "transport": "sse", "url": "http://localhost:8000/sse"}' in observation
     _, paid, _ = await play(env, 'echo "$A $B" > said')
     assert paid == 1.0
     await env.close()
