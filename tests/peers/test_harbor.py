@@ -78,7 +78,9 @@ def said_by(task: HarborTask) -> dict[str, Any]:
     keys = ("cpus", "memory_mb", "storage_mb", "gpus", "gpu_types", "env", "skills_dir", "workdir")
     return {
         "name": config.task.name if config.task else task.folder.name,
-        "schema": (config.model_extra or {}).get("version", config.schema_version),
+        "schema": config.schema_version
+        if "schema_version" in config.model_fields_set
+        else (config.model_extra or {}).get("version", config.schema_version),
         "strategy": config.multi_step_reward_strategy,
         "stages": [stage_of(task, stage) for stage in task.stages],
         "environment": {key: getattr(env, key) for key in (*keys, "docker_image", "build_timeout_sec", "os")}

@@ -277,8 +277,13 @@ async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tm
     write_task(task, {"tests/test.sh": test})
     with pytest.raises(ConfigurationError, match="doing nothing 0; its verifier printed: no network"):
         await play(make(task, validate=True))
-    write_task(task, {"tests/test.sh": "#!/bin/bash\ntrue\n"})
-    with pytest.raises(ConfigurationError, match="its own solution gets no reward: neither"):
+    write_task(task, {"solution/solve.sh": "echo no curl; nohup true & exit 3", "tests/test.sh": test})
+    with pytest.raises(ConfigurationError) as error:
+        await play(make(task, validate=True))
+    assert "; solve.sh: It ended with code 3. no curl; its verifier printed: no" in str(error.value)
+    assert "nothing runs between commands here, as solve.sh may need (`nohup `)" in str(error.value)
+    write_task(task, {"solution/solve.sh": "exit 3", "tests/test.sh": "#!/bin/bash\ntrue\n"})
+    with pytest.raises(ConfigurationError, match=r"its own solution gets no reward: neither.*; solve.sh: It"):
         await play(make(task, validate=True))
     test = "#!/bin/bash\n[ -e /app/x ] && echo 1 > /logs/verifier/reward.txt\n"
     write_task(task, {"solution/solve.sh": "touch /app/x", "tests/test.sh": test})
