@@ -159,7 +159,7 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
         ({"task.toml": "[environment]\nos = 'Windows'", "tests/test.sh": None}, "environment.os: windows"),
         ({"task.toml": "artifacts = ['/a/../b']"}, "artifacts[0]: source '/a/../b' must not hold `..`"),
         ({"task.toml": "[[steps]]\nname = '../x'"}, "steps[0].name: '../x' is no name of a folder"),
-        ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'"}, "two steps are named 'a'"),
+        ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'a'"}, "two steps are named 'a'"),
         ({"task.toml": "[[steps]]\nname = 'a'"}, "steps/a/instruction.md: is missing"),
         (
             {"task.toml": "[verifier]\nenvironment_mode = 'shared'\nenvironment = {}"},

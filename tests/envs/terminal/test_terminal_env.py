@@ -261,7 +261,8 @@ env = {WANTED = "one two"}
     _, paid, _ = await play(env, 'echo "$A $B" > said')
     assert paid == 1.0
     await env.close()
-    env = make(folder)
+    write_task(folder, {"task.toml": toml, "environment/Dockerfile": "FROM host\nRUN false\n"})
+    env = make(folder)  # said before anything is built
     with pytest.raises(
         ConfigurationError, match=r"environment.env.B: needs the variable B_OF_HOST: give it in"
     ):
