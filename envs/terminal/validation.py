@@ -17,9 +17,9 @@ from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import Boxes, resolved
+from envsdk.envs.terminal.boxes import BoxBroken, Boxes, resolved
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
-from envsdk.envs.terminal.harbor.rewards import NoReward, combined, scalar
+from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
 from envsdk.envs.terminal.session import Session
 
 _PRINTED = 500
@@ -85,7 +85,7 @@ async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: s
         return f"its own solution gets no reward: {error}{_hints(task, said)}"
     try:
         idle = scalar((await play(task, boxes, bounds, solves=False))[0], reward_key)
-    except NoReward:
+    except (NoReward, BoxBroken):
         return ""
     if solved <= idle:
         said += [f"its verifier printed: {output[-_PRINTED:]}"] if output else []
@@ -125,6 +125,8 @@ async def play(
                     said.append(f"solve.sh: {how} {done.output.strip()[-_PRINTED:]}")
             checked = await session.check(stage, bounds)
             rewards.append(checked.rewards)
+            if gate_failed(checked.rewards, stage.gates):
+                break
     finally:
         await session.close()
     return combined(rewards, task.strategy), checked.output.strip()

@@ -24,7 +24,11 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
-    if not has_network and any(stage.verifier.network[0] is NetworkMode.PUBLIC for stage in task.stages):
+    if any(
+        stage.verifier.network[0] is NetworkMode.PUBLIC
+        and not (has_network and (stage.verifier.box or stage.network[0] is NetworkMode.PUBLIC))
+        for stage in task.stages
+    ):
         said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
     for stage in task.stages:
         for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
@@ -51,10 +55,9 @@ def _of_networks(task: HarborTask) -> Iterator[str]:
     if len({stage.network[0] is NetworkMode.PUBLIC for stage in task.stages}) > 1:
         yield f"{CONFIG}: steps.agent.network_mode: the steps' networks differ, and they share one box"
     for stage in task.stages:
-        agents, verifiers = stage.network[0], stage.verifier.network[0]
-        is_same = (agents is NetworkMode.PUBLIC) == (verifiers is NetworkMode.PUBLIC)
-        if stage.verifier.box is None and not is_same:
-            yield f"{CONFIG}: verifier.network_mode: differs from the agent's, and they share one box"
+        wanted = stage.verifier.network[0] is NetworkMode.PUBLIC
+        if stage.verifier.box is None and stage.network[0] is NetworkMode.PUBLIC and not wanted:
+            yield f"{CONFIG}: verifier.network_mode: is less than the agent's, and they share one box"
 
 
 def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:

@@ -186,8 +186,17 @@ def test_hosts_of_an_allowlist_are_not_reached_and_that_is_said(tmp_path: Path) 
     said = "task.toml: agent.network_mode: allowlist: no host of it is reached here (PyPI.org.)"
     assert said in remarks(task, has_network=False)
     assert refusals(task) == []
+    assert refusals(task, has_network=True) == []
+    assert "task.toml: verifier: has a public network in Harbor, and none here" in remarks(
+        task, has_network=True
+    )
+
+
+def test_a_verifier_in_place_cannot_have_less_of_a_network_than_its_agent(tmp_path: Path) -> None:
+    task = read_folder(write_task(tmp_path, {"task.toml": '[verifier]\nnetwork_mode = "no-network"'}))
+    assert refusals(task) == []
     (refused,) = refusals(task, has_network=True)
-    assert refused.startswith("task.toml: verifier.network_mode: differs from the agent's")
+    assert refused.startswith("task.toml: verifier.network_mode: is less than the agent's")
 
 
 @pytest.mark.parametrize("toml", ["version = '2.0'", "version = '2026.06'", "[task]\nname = 'x'"])

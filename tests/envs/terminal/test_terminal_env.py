@@ -292,6 +292,27 @@ async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tm
     assert paid == 1.0
 
 
+@pytest.mark.parametrize("gate", ["min_reward = 1", ""])
+@pytest.mark.asyncio
+async def test_a_step_that_needs_the_one_before_it_keeps_no_task_from_being_tried(
+    tmp_path: Path, gate: str
+) -> None:
+    check = "#!/bin/bash\n[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    health = '[steps.healthcheck]\ncommand = "test -e /app/x"\nretries = 1'
+    task = write_task(
+        tmp_path / "task",
+        {
+            "task.toml": f'[[steps]]\nname = "one"\n{gate}\n[[steps]]\nname = "two"\n{health}',
+            "tests/test.sh": check,
+            "solution/solve.sh": "touch /app/x",
+            "steps/one/instruction.md": "Make x.",
+            "steps/two/instruction.md": "Keep x.",
+        },
+    )
+    _, paid, _ = await play(make(task, validate=True), f"touch /app/x; {SUBMIT_COMMAND}")
+    assert paid == 1.0
+
+
 @pytest.mark.asyncio
 async def test_a_solution_of_several_files_brings_them_along(tmp_path: Path) -> None:
     files = {
