@@ -24,13 +24,12 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
-    if any(
-        stage.verifier.network[0] is NetworkMode.PUBLIC
-        and not (has_network and (stage.verifier.box or stage.network[0] is NetworkMode.PUBLIC))
-        for stage in task.stages
-    ):
-        said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
     for stage in task.stages:
+        has_none = not has_network or (
+            stage.verifier.box is None and stage.network[0] is not NetworkMode.PUBLIC
+        )
+        if has_none and stage.verifier.network[0] is NetworkMode.PUBLIC:
+            said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
         for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
             if mode is NetworkMode.ALLOWLIST:
                 where = f"{CONFIG}: {key}.network_mode: allowlist"
