@@ -79,12 +79,12 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
 async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
     said: list[str] = []
     try:
-        rewards, output = await play(task, boxes, bounds, solves=True, said=said)
+        rewards, output = await play(task, boxes, bounds, said, solves=True)
         solved = scalar(rewards, reward_key)
     except NoReward as error:
         return f"its own solution gets no reward: {error}{_hints(task, said)}"
     try:
-        idle = scalar((await play(task, boxes, bounds, solves=False))[0], reward_key)
+        idle = scalar((await play(task, boxes, bounds, [], solves=False))[0], reward_key)
     except (NoReward, BoxBroken):
         return ""
     if solved <= idle:
@@ -96,7 +96,7 @@ async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: s
 def _hints(task: HarborTask, said: Sequence[str]) -> str:
     """What may be the reason, in front of what was said."""
     files = [stage.solution / "solve.sh" for stage in task.stages if stage.solution is not None]
-    files += [task.box.context / "Dockerfile"] if task.box.context is not None else []
+    files += [task.box.context / "Dockerfile"] if task.box.context else []
     texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
     found = {name: match[0] for name, text in texts.items() if (match := _STAYS.search(text))}
     hints = [f"nothing runs between commands here, as {n} may need (`{text}`)" for n, text in found.items()]
@@ -104,7 +104,7 @@ def _hints(task: HarborTask, said: Sequence[str]) -> str:
 
 
 async def play(
-    task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool, said: list[str] | None = None
+    task: HarborTask, boxes: Boxes, bounds: Bounds, said: list[str], *, solves: bool
 ) -> tuple[Mapping[str, float], str]:
     """The rewards of the task's own solution, or of doing nothing, over all of its stages; the last output.
 
@@ -120,7 +120,7 @@ async def play(
             if solves:
                 command = solution_command(task, stage, boxes.variables)
                 done = await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S)
-                if done.returncode and said is not None:
+                if done.returncode:
                     how = done.note or f"It ended with code {done.returncode}."
                     said.append(f"solve.sh: {how} {done.output.strip()[-_PRINTED:]}")
             checked = await session.check(stage, bounds)

@@ -25,15 +25,12 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
     for stage in task.stages:
-        has_none = not has_network or (
-            stage.verifier.box is None and stage.network[0] is not NetworkMode.PUBLIC
-        )
-        if has_none and stage.verifier.network[0] is NetworkMode.PUBLIC:
+        is_cut = stage.verifier.box is None and stage.network[0] is not NetworkMode.PUBLIC
+        if stage.verifier.network[0] is NetworkMode.PUBLIC and (is_cut or not has_network):
             said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
         for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
             if mode is NetworkMode.ALLOWLIST:
-                where = f"{CONFIG}: {key}.network_mode: allowlist"
-                said.append(f"{where}: no host of it is reached here ({', '.join(hosts)})")
+                said.append(f"{CONFIG}: {key}.network_mode: allowlist: none is reached ({', '.join(hosts)})")
     if task.config.environment.cpus is not None:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:

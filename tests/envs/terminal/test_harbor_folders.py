@@ -183,7 +183,7 @@ def test_a_mistake_of_the_author_is_named(tmp_path: Path, files: dict[str, str |
 def test_hosts_of_an_allowlist_are_not_reached_and_that_is_said(tmp_path: Path) -> None:
     toml = '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["PyPI.org."]'
     task = read_folder(write_task(tmp_path, {"task.toml": toml}))
-    said = "task.toml: agent.network_mode: allowlist: no host of it is reached here (PyPI.org.)"
+    said = "task.toml: agent.network_mode: allowlist: none is reached (PyPI.org.)"
     assert said in remarks(task, has_network=False)
     assert refusals(task) == []
     assert refusals(task, has_network=True) == []
