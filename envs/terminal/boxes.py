@@ -93,8 +93,8 @@ class Boxes:
         """
         backend = await self.backends.probed()
         try:
-            image = await _image(box, backend)
             env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
+            image = await _image(box, backend)
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_id}: {error}") from None
         image = replace(

@@ -133,7 +133,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             stage.instruction,
             instructions=self._args.instructions,
             action_format=self._args.action_format,
-            skills=task.config.environment.skills_dir,
+            box=task.config.environment,
         )
         self._state = State(task=task, observation=observation)
         how = CHECKED[Mode.SEPARATE if task.is_separate else Mode.SHARED]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 
 from envsdk.envs.shell.commands import SENTINEL
+from envsdk.envs.terminal.harbor.config import Environment
 from envsdk.envs.terminal.replies import EXAMPLE, ActionFormat, format_command
 
 
 def render_task(
-    instruction: str, *, instructions: bool, action_format: ActionFormat, skills: str | None = None
+    instruction: str, *, instructions: bool, action_format: ActionFormat, box: Environment | None = None
 ) -> str:
     """The first observation of a step."""
     text = f"<task>\n{instruction.strip()}\n</task>"
-    if skills:
+    if box is not None and (skills := box.skills_dir):
         text += f"\n\nEach folder in {skills} has a SKILL.md that says how to do something: read what fits."
+    if box is not None and box.mcp_servers:
+        text += "\n\nMCP servers that help:" + "".join(f"\n{json.dumps(each)}" for each in box.mcp_servers)
     return f"{text}\n\n{_instructions(action_format)}" if instructions else text
 
 

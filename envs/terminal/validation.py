@@ -9,7 +9,7 @@ import io
 import re
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envsdk.base.processes.loop_locks import lock_of
@@ -17,9 +17,9 @@ from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import Boxes, resolved
+from envsdk.envs.terminal.boxes import BoxBroken, Boxes, resolved
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
-from envsdk.envs.terminal.harbor.rewards import NoReward, combined, scalar
+from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
 from envsdk.envs.terminal.session import Session
 
 _PRINTED = 500
@@ -28,6 +28,8 @@ _DEFAULT_LIMIT_S = 3600.0
 _NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
 _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
 """A first line that a shell may as well leave out."""
+_STAYS = re.compile(r"^ENTRYPOINT (?!\[\])|nohup |^service \S+ (?:re)?start|[^&>]&$", re.MULTILINE)
+"""What is to run between commands."""
 _problems: dict[str, str] = {}
 """What this process has found; empty for a sound task."""
 
@@ -75,25 +77,38 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
 
 
 async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
+    said: list[str] = []
     try:
-        rewards, output = await play(task, boxes, bounds, solves=True)
+        rewards, output = await play(task, boxes, bounds, said, solves=True)
         solved = scalar(rewards, reward_key)
     except NoReward as error:
-        return f"its own solution gets no reward: {error}"
+        return f"its own solution gets no reward: {error}{_hints(task, said)}"
     try:
-        idle = scalar((await play(task, boxes, bounds, solves=False))[0], reward_key)
-    except NoReward:
+        idle = scalar((await play(task, boxes, bounds, [], solves=False))[0], reward_key)
+    except (NoReward, BoxBroken):
         return ""
     if solved <= idle:
-        said = f"; its verifier printed: {output[-_PRINTED:]}" if output else ""
-        return f"its own solution is paid {solved:g}, and doing nothing {idle:g}{said}"
+        said += [f"its verifier printed: {output[-_PRINTED:]}"] if output else []
+        return f"its own solution is paid {solved:g}, and doing nothing {idle:g}{_hints(task, said)}"
     return ""
 
 
+def _hints(task: HarborTask, said: Sequence[str]) -> str:
+    """What may be the reason, in front of what was said."""
+    files = [stage.solution / "solve.sh" for stage in task.stages if stage.solution is not None]
+    files += [task.box.context / "Dockerfile"] if task.box.context else []
+    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
+    found = {name: match[0] for name, text in texts.items() if (match := _STAYS.search(text))}
+    hints = [f"nothing runs between commands here, as {n} may need (`{text}`)" for n, text in found.items()]
+    return "".join(f"; {each}" for each in (*hints, *said))
+
+
 async def play(
-    task: HarborTask, boxes: Boxes, bounds: Bounds, *, solves: bool
+    task: HarborTask, boxes: Boxes, bounds: Bounds, said: list[str], *, solves: bool
 ) -> tuple[Mapping[str, float], str]:
     """The rewards of the task's own solution, or of doing nothing, over all of its stages; the last output.
+
+    `said` gets how solutions ended that failed.
 
     Raises NoReward, SandboxError, ConfigurationError.
     """
@@ -104,9 +119,14 @@ async def play(
                 await session.enter(stage)
             if solves:
                 command = solution_command(task, stage, boxes.variables)
-                await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S)
+                done = await session.run(command, timeout_s=stage.timeout_s or _DEFAULT_LIMIT_S)
+                if done.returncode:
+                    how = done.note or f"It ended with code {done.returncode}."
+                    said.append(f"solve.sh: {how} {done.output.strip()[-_PRINTED:]}")
             checked = await session.check(stage, bounds)
             rewards.append(checked.rewards)
+            if gate_failed(checked.rewards, stage.gates):
+                break
     finally:
         await session.close()
     return combined(rewards, task.strategy), checked.output.strip()

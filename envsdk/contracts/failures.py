@@ -63,14 +63,16 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def describe_error(error: BaseException) -> str:
-    """`Type: text` in one line of at most `MAX_TEXT` characters.
+    """`Type: text` in one line of at most `MAX_TEXT` characters, from both ends.
 
     Safe for exceptions of plug-ins, whose `__str__` may raise or return megabytes, control characters or text
     that UTF-8 cannot encode.
     """
     name = _one_line(_name_of(type(error)))
     text = _one_line(_text_of(error, str))
-    return (f"{name}: {text}" if text else name)[:MAX_TEXT]
+    described = f"{name}: {text}" if text else name
+    cut = len(described) > MAX_TEXT
+    return f"{described[: MAX_TEXT // 2 - 5]} ... {described[-MAX_TEXT // 2 :]}" if cut else described
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -93,7 +95,8 @@ def _text_of(value: object, show: Callable[[Any], str]) -> str:
     try:
         text = show(value)
         # A subclass of str may override methods, which must not run outside this block.
-        return str.__str__(text)[: 4 * MAX_TEXT]
+        text = str.__str__(text)
+        return text if len(text) <= 4 * MAX_TEXT else text[: 2 * MAX_TEXT] + text[-2 * MAX_TEXT :]
     except BaseException as error:  # noqa: BLE001 - boundary: a plug-in's `__str__`
         return f"<no text: asking for it raised {_name_of(type(error))}>"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -28,9 +27,6 @@ MAIN = "main"
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _SERVICE = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"
-_PACKAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*")
-_NOT_PORTABLE = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(?:COM|LPT)[1-9¹²³])", re.IGNORECASE)
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -192,8 +188,6 @@ class Artifact(_Table):
             path = PurePosixPath(self.destination)
             if "\\" in self.destination or path.is_absolute() or ".." in path.parts or not path.parts:
                 raise ValueError(f"destination {self.destination!r} must be relative, without `..` and `\\`")
-            if path.as_posix() == "manifest.json":
-                raise ValueError("destination 'manifest.json' is taken by Harbor's own list")
         return self
 
     @property
@@ -203,24 +197,9 @@ class Artifact(_Table):
         )
 
 
-def _package(name: str) -> str:
-    if not _PACKAGE.fullmatch(name) or ".." in name:
-        raise ValueError(f"{name!r} is not of the form `org/name`")
-    return name
-
-
 def _step_name(name: str) -> str:
-    device = _DEVICE.fullmatch(name.partition(".")[0].rstrip(" "))
-    if (
-        not name.strip()
-        or name in (".", "..")
-        or name.endswith((".", " "))
-        or _NOT_PORTABLE.search(name)
-        or device
-    ):
-        raise ValueError(f"{name!r} is no name of a folder on every system")
-    if len(name.encode()) > 255:
-        raise ValueError("is longer than 255 bytes")
+    if not name or name != PurePosixPath(name).name or name == ".." or "\0" in name:
+        raise ValueError(f"{name!r} is no name of a folder")
     return name
 
 
@@ -240,21 +219,13 @@ class Step(_Table):
         return self.min_reward if isinstance(self.min_reward, dict) else {"reward": self.min_reward}
 
 
-class Package(_Table):
-    name: Annotated[str, AfterValidator(_package)]
-    version: str | None = Field(None, min_length=1)
-    description: str = ""
-    authors: list[dict[str, Any]] = []
-    keywords: list[str] = []
-
-
 class Solution(_Table):
     env: dict[str, str] = {}
 
 
 class TaskConfig(_Table):
     schema_version: str = "1.4"
-    task: Package | None = None
+    task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     verifier: Verifier = Verifier()
     agent: Agent = Agent()
@@ -268,18 +239,17 @@ class TaskConfig(_Table):
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and "version" in data:
+        if isinstance(data, Mapping) and _is_known(data.get("version")):
             data = dict(data)
             data.setdefault("schema_version", data.pop("version"))
         return data
 
     @model_validator(mode="after")
     def _names_and_versions(self) -> Self:
-        version = _VERSION.fullmatch(self.schema_version)
-        if version is None or int(version[1]) != NEWEST[0] or int(version[2]) > NEWEST[1]:
+        if not _is_known(self.schema_version):
             newest = ".".join(map(str, NEWEST))
             raise ValueError(f"schema_version {self.schema_version!r}: known are 1.0 to {newest}")
-        names = [unicodedata.normalize("NFC", step.name).casefold() for step in self.steps or ()]
+        names = [step.name for step in self.steps or ()]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two steps are named {twice[0]!r}")
         return self
@@ -309,6 +279,12 @@ class TaskConfig(_Table):
         own = (step.verifier.environment if step else None) or self.verifier.environment or self.environment
         box = own if self.mode_of(step) is Mode.SEPARATE else self.environment
         return _phase(step.verifier if step else None, self.verifier) or box.network
+
+
+def _is_known(version: Any) -> bool:
+    """Whether this is a schema's version: authors write their task's own under the old key, too."""
+    match = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    return match is not None and int(match[1]) == NEWEST[0] and int(match[2]) <= NEWEST[1]
 
 
 def _phase(*said: Network | None) -> tuple[NetworkMode, tuple[str, ...]] | None:

@@ -24,13 +24,18 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
-    if not has_network and any(stage.verifier.network[0] is NetworkMode.PUBLIC for stage in task.stages):
-        said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
+    for stage in task.stages:
+        is_cut = stage.verifier.box is None and stage.network[0] is not NetworkMode.PUBLIC
+        if stage.verifier.network[0] is NetworkMode.PUBLIC and (is_cut or not has_network):
+            said.append(f"{CONFIG}: verifier: has a public network in Harbor, and none here")
+        for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
+            if mode is NetworkMode.ALLOWLIST:
+                said.append(f"{CONFIG}: {key}.network_mode: allowlist: none is reached ({', '.join(hosts)})")
     if task.config.environment.cpus is not None:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
-    return said
+    return list(dict.fromkeys(said))
 
 
 def _refusals(task: HarborTask) -> Iterator[str]:
@@ -43,11 +48,12 @@ def _refusals(task: HarborTask) -> Iterator[str]:
 
 def _of_networks(task: HarborTask) -> Iterator[str]:
     """A box that has been started keeps its network, or has none."""
-    if len({stage.network for stage in task.stages}) > 1:
+    if len({stage.network[0] is NetworkMode.PUBLIC for stage in task.stages}) > 1:
         yield f"{CONFIG}: steps.agent.network_mode: the steps' networks differ, and they share one box"
     for stage in task.stages:
-        if stage.verifier.box is None and stage.verifier.network != stage.network:
-            yield f"{CONFIG}: verifier.network_mode: differs from the agent's, and they share one box"
+        wanted = stage.verifier.network[0] is NetworkMode.PUBLIC
+        if stage.verifier.box is None and stage.network[0] is NetworkMode.PUBLIC and not wanted:
+            yield f"{CONFIG}: verifier.network_mode: is less than the agent's, and they share one box"
 
 
 def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
@@ -56,10 +62,6 @@ def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
         yield f"{home}{NO_HISTORY}: an agent's earlier conversation cannot be replayed here"
     if stage.verifier.box is not None:
         yield from _of_box(task, stage.verifier.box, "verifier.environment")
-    for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
-        if mode is NetworkMode.ALLOWLIST:
-            listed = ", ".join(hosts)
-            yield f"{CONFIG}: {key}.network_mode: allowlist: no sandbox here opens single hosts ({listed})"
     for artifact in stage.artifacts:
         if stage.verifier.box is not None and covers_checks(artifact.source):
             yield f"{CONFIG}: artifacts: {artifact.source}: would take the place of the verifier's own files"
@@ -82,8 +84,6 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
     for size, megabytes in (("memory_mb", config.memory_mb), ("storage_mb", config.storage_mb)):
         if megabytes is not None and megabytes < 0:
             yield f"{CONFIG}: {key}.{size}: {megabytes}: is no size"
-    for server in config.mcp_servers:
-        yield f"{CONFIG}: {key}.mcp_servers: {server.get('name')}: the agent has a shell, and no MCP client"
     for folder in {box.context, task.folder / "environment"} if key == "environment" else {box.context}:
         if folder is not None and (folder / COMPOSE).is_file():
             file = (folder / COMPOSE).relative_to(task.folder)

@@ -248,6 +248,7 @@ async def test_a_box_has_what_its_task_says(tmp_path: Path) -> None:
 workdir = "/srv"
 env = {A = "${A_OF_HOST:-one}", B = "${B_OF_HOST}"}
 skills_dir = "/skills"
+mcp_servers = [{name = "calendar", transport = "sse", url = "http://localhost:8000/sse"}]
 [verifier]
 env = {WANTED = "one two"}
 """
@@ -256,10 +257,12 @@ env = {WANTED = "one two"}
     env = make(folder, variables={"B_OF_HOST": "two"})
     observation, _ = await env.reset(seed=0)
     assert "Each folder in /skills has a SKILL.md" in observation
+    assert '{"name": "calendar", "transport": "sse", "url": "http://localhost:8000/sse"}' in observation
     _, paid, _ = await play(env, 'echo "$A $B" > said')
     assert paid == 1.0
     await env.close()
-    env = make(folder)
+    write_task(folder, {"task.toml": toml, "environment/Dockerfile": "FROM host\nRUN false\n"})
+    env = make(folder)  # said before anything is built
     with pytest.raises(
         ConfigurationError, match=r"environment.env.B: needs the variable B_OF_HOST: give it in"
     ):
@@ -275,12 +278,38 @@ async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tm
     write_task(task, {"tests/test.sh": test})
     with pytest.raises(ConfigurationError, match="doing nothing 0; its verifier printed: no network"):
         await play(make(task, validate=True))
-    write_task(task, {"tests/test.sh": "#!/bin/bash\ntrue\n"})
-    with pytest.raises(ConfigurationError, match="its own solution gets no reward: neither"):
+    write_task(task, {"solution/solve.sh": "echo no curl; nohup true & exit 3", "tests/test.sh": test})
+    with pytest.raises(ConfigurationError) as error:
+        await play(make(task, validate=True))
+    assert "; solve.sh: It ended with code 3. no curl; its verifier printed: no" in str(error.value)
+    assert "nothing runs between commands here, as solve.sh may need (`nohup `)" in str(error.value)
+    write_task(task, {"solution/solve.sh": "exit 3", "tests/test.sh": "#!/bin/bash\ntrue\n"})
+    with pytest.raises(ConfigurationError, match=r"its own solution gets no reward: neither.*; solve.sh: It"):
         await play(make(task, validate=True))
     test = "#!/bin/bash\n[ -e /app/x ] && echo 1 > /logs/verifier/reward.txt\n"
     write_task(task, {"solution/solve.sh": "touch /app/x", "tests/test.sh": test})
     _, paid, _ = await play(make(task, validate=True), "touch /app/x")
+    assert paid == 1.0
+
+
+@pytest.mark.parametrize("gate", ["min_reward = 1", ""])
+@pytest.mark.asyncio
+async def test_a_step_that_needs_the_one_before_it_keeps_no_task_from_being_tried(
+    tmp_path: Path, gate: str
+) -> None:
+    check = "#!/bin/bash\n[ -e /app/x ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    health = '[steps.healthcheck]\ncommand = "test -e /app/x"\nretries = 1'
+    task = write_task(
+        tmp_path / "task",
+        {
+            "task.toml": f'[[steps]]\nname = "one"\n{gate}\n[[steps]]\nname = "two"\n{health}',
+            "tests/test.sh": check,
+            "solution/solve.sh": "touch /app/x",
+            "steps/one/instruction.md": "Make x.",
+            "steps/two/instruction.md": "Keep x.",
+        },
+    )
+    _, paid, _ = await play(make(task, validate=True), f"touch /app/x; {SUBMIT_COMMAND}")
     assert paid == 1.0
 
 

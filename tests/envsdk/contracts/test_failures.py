@@ -18,6 +18,12 @@ def test_an_error_is_described_in_one_short_line_that_every_terminal_and_file_ca
     described.encode("utf-8")
 
 
+def test_a_long_error_keeps_both_of_its_ends() -> None:
+    described = describe_error(ValueError(f"RUN ended with code 1: {'x' * 10_000} no space left"))
+    assert described.startswith("ValueError: RUN ended with code 1: xxx")
+    assert described.endswith("xxx no space left")
+
+
 class NameRaises(type):
     @property
     def __name__(cls) -> str:  # type: ignore[override]

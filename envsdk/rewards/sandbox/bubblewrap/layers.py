@@ -120,15 +120,18 @@ class Layers:
             if (lock := self._lock(left.stem, fcntl.LOCK_EX)) is not None:
                 with _closing(lock):
                     leases.delete(left)
-        sizes = {file.parent.name: int(file.read_text()) for file in self.folder.glob("*/size")}
+        sizes: dict[str, int] = {}
+        for file in self.folder.glob("*/size"):
+            with contextlib.suppress(OSError, ValueError):  # another program makes or deletes it
+                sizes[file.parent.name] = int(file.read_text())
         total = sum(sizes.values())
         for name in sorted(sizes, key=self._last_use):
             if total <= self.max_bytes:
                 return
             if name != newest and (lock := self._lock(name, fcntl.LOCK_EX)) is not None:
                 with _closing(lock):
-                    gone = (self.folder / name).rename(self.folder / f"{name}.new")
-                    leases.delete(gone)
+                    with contextlib.suppress(FileNotFoundError):  # another program has deleted it
+                        leases.delete((self.folder / name).rename(self.folder / f"{name}.new"))
                     (self.folder / f"{name}.lock").unlink()
                 total -= sizes[name]
 
