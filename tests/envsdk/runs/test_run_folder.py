@@ -117,7 +117,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_folder_is_named(
     monkeypatch.setenv("HOME", str(tmp_path))
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
     write_tokenizer(model, build_tokenizer(["Up"]), sequence_length=64)
     write_checkpoint(tmp_path / "old", RunState(step=3, seed=7), save_nothing)
     config = run_config(
@@ -138,10 +138,10 @@ def test_what_is_set_differently_than_before_is_told(tmp_path: Path) -> None:
         tmp_path, "max_steps=9", "custom_envs.FrozenLake.env_config.size=5", "trackers=[jsonl]"
     )
     assert changed_settings(folder, other) == [
-        "max_steps: 80 -> 9",
+        "max_steps: 40 -> 9",
         "trackers: ['jsonl', 'tensorboard'] -> ['jsonl']",
         "custom_envs.FrozenLake.env_config.size: 4 -> 5",
-        "actor_train.training_args.max_steps: 80 -> 9",
+        "actor_train.training_args.max_steps: 40 -> 9",
     ]
 
 
