@@ -55,7 +55,7 @@ class Session:
         """Ends it; returns how many turns each of its lines has."""
         headers = {"Authorization": f"Bearer {TOKEN}"}
         ended: Any = httpx2.post(f"{self.url}/end", json={}, headers=headers, timeout=60).json()
-        return sorted((line["turns"] for line in ended["trajectories"]), reverse=True)
+        return sorted((turns for each in ended["trajectories"] for turns in each["segments"]), reverse=True)
 
     def run(self, command: Sequence[str], folder: Path, **variables: str) -> str:
         """What a program prints that plays with it, in a home of its own and without any other network."""

@@ -170,7 +170,12 @@ class SessionRoutes:
             "num_replies": len(session.record.replies),
             "reward": sum(reward.reward for reward in episode.rewards),
             "trajectories": [
-                {"id": each.trajectory_id, "turns": len(each.turns), "tokens": len(each.tokens or ())}
+                {
+                    "id": each.trajectory_id,
+                    "turns": len(each.turns),
+                    "tokens": len(each.tokens or ()),
+                    "segments": [len(segment.turns) for segment in each.segments()],
+                }
                 for each in ended
             ],
         }
