@@ -13,8 +13,8 @@ Env(size=1)     ValueError: size: must be at least 2, not 1
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from inspect import Parameter, Signature
 from typing import Any, TypeVar
 
@@ -61,21 +61,35 @@ def keywords_of(
             init(env, _checked(model, keywords))
 
         construct.__annotations__ = {name: field.annotation for name, field in fields.items()}
-        setattr(construct, "__signature__", signature)  # noqa: B010 (no attribute that type checkers know)
+        for name, value in (("__signature__", signature), ("wrong_keywords", partial(_wrong, model))):
+            setattr(construct, name, value)  # no attributes that type checkers know
         return construct
 
     return decorate
 
 
-def _checked(model: type[ArgumentsT], keywords: dict[str, Any]) -> ArgumentsT:
-    plain = {
-        name: value.item() if isinstance(value, np.generic) else value for name, value in keywords.items()
-    }
+def _checked(model: type[ArgumentsT], keywords: Mapping[str, Any]) -> ArgumentsT:
     try:
-        return model.model_validate(plain)
+        return _made(model, keywords)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
         raise ValueError(f"{details['loc'][0]}: {_problem(details)}") from None
+
+
+def _wrong(model: type[EnvArguments], keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Problems of the given values by keyword, without making the environment."""
+    try:
+        _made(model, keywords)
+    except ValidationError as error:
+        found = {str(each["loc"][0]): _problem(each) for each in error.errors(include_url=False)}
+        return {name: problem for name, problem in found.items() if name in keywords}
+    return {}
+
+
+def _made(model: type[ArgumentsT], keywords: Mapping[str, Any]) -> ArgumentsT:
+    return model.model_validate(
+        {name: value.item() if isinstance(value, np.generic) else value for name, value in keywords.items()}
+    )
 
 
 def _problem(details: Any) -> str:

@@ -206,13 +206,16 @@ _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 def wrong_types(constructor: Callable[..., AnyTextEnv], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Problems by name: those of arguments that are not of their annotated type.
 
-    Only annotations made of `bool`, `int`, `float`, `str` and `None` are looked at: `is_slippery: "no"` would
-    otherwise be true, and `size: "4"` an error of the environment's own code.
+    A constructor whose `wrong_keywords` knows them is asked. Of others only annotations made of `bool`,
+    `int`, `float`, `str` and `None` are looked at: `is_slippery: "no"` would otherwise be true, and
+    `size: "4"` an error of the environment's own code.
     """
     from pydantic import TypeAdapter, ValidationError
 
     from envsdk.base.settings.validation import wrong_value
 
+    if found := getattr(getattr(constructor, "__init__", None), "wrong_keywords", None):
+        return dict(found(arguments))
     try:
         parameters = inspect.signature(constructor, eval_str=True).parameters
     except (NameError, AttributeError, TypeError, ValueError):

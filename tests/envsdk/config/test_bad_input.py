@@ -41,7 +41,7 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("max_new_tokens", 3, "max_new_tokens", ["`actor_infer.generating_args.max_new_tokens`"]),
     ("zzz", 3, "zzz", ["unknown key", "known keys: actor_infer"]),
     (f"{LAKE}.env_config.sise", 3, f"{LAKE}.env_config.sise", ["unknown key", "`size`"]),
-    (f"{LAKE}.env_config.size", 1, f"{LAKE}.env_config", ["size", "at least 2"]),
+    (f"{LAKE}.env_config.size", 1, f"{LAKE}.env_config.size", ["at least 2"]),
     (f"{LAKE}.env_config.size", "big", f"{LAKE}.env_config.size", ["must be a whole number, not 'big'"]),
     (f"{LAKE}.env_config.is_slippery", "no", f"{LAKE}.env_config.is_slippery", ["true or false"]),
     ("actor_train.training_args.learning_rte", 1.0, "actor_train.training_args.learning_rte",
@@ -449,3 +449,11 @@ def test_devices_are_shared_among_the_most_engines_there_may_be(tmp_path: Path) 
         "strategy_args": {"strategy_name": "vllm", "strategy_config": {"tensor_parallel_size": 2}},
     }
     assert load_config(write(tmp_path, {INFER: infer})).config.actor_infer.engines_between == (1, 2)
+
+
+def test_an_environment_that_is_dear_to_make_has_its_values_checked_too() -> None:
+    change = "custom_envs.Terminal.env_config.action_format=bsh"
+    with pytest.raises(
+        ConfigurationError, match=r"env_config\.action_format .*must be one of bash, tool, keys"
+    ):
+        load_config("agentic_terminal_async.yaml", [change], to_explain=True)
