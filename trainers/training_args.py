@@ -73,10 +73,14 @@ class LoRAArgs(StrictSettings):
         return self.alpha or 2.0 * self.rank
 
     def target_problem(self, names: Collection[str], adapted: Iterable[str]) -> str:
-        """Which of `target_modules` is the end of none of these names; empty where each is of one."""
+        """Which of `target_modules` is the end of none of these names; empty where each is of one.
+
+        `adapted`: the names that `all-linear` takes.
+        """
+        if not (ends := sorted({name.rpartition(".")[2] for name in adapted})):
+            return "this model has no linear layers for an adapter: train without lora"
         named = () if self.target_modules == "all-linear" else self.target_modules
         unknown = [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]
-        ends = sorted({name.rpartition(".")[2] for name in adapted})
         told = f"no layer that is adapted is called {', '.join(unknown)}; of this model {', '.join(ends)} are"
         return f"lora.target_modules: {told}" if unknown else ""
 
@@ -222,14 +226,13 @@ class TransformersArgs(StrictSettings):
         kind = stored_model_type(folder)
         if self.share_prefixes is True and (problem := self.sharing_problem(kind)):
             return f"share_prefixes: {problem}; leave it at auto"
-        has_targets = self.lora is not None and self.lora.target_modules != "all-linear"
-        if (kind in SHARING_MODEL_TYPES and not has_targets) or find_spec("transformers") is None:
+        if (kind in SHARING_MODEL_TYPES and self.lora is None) or find_spec("transformers") is None:
             return ""
         try:
             _, config = language_model.language_config(folder)
         except (ImportError, OSError, ValueError, KeyError) as error:
             return f"pretrain: cannot load the model in {folder}: {error}"
-        if self.lora is None or not has_targets or any(find_spec(each) is None for each in self.needs):
+        if self.lora is None or any(find_spec(each) is None for each in self.needs):
             return ""
         from envsdk.trainers.lora import problem_of
 

@@ -237,13 +237,35 @@ def stored_model_type(folder: Path) -> str:
         return "unknown"
 
 
-def max_positions(folder: Path) -> int | None:
-    """Longest sequence that config.json says the model was made for; None where it says none."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""A family's name for them: that of most, of GPT-2 and what came of it, of MPT."""
+
+
+def max_positions(folder: Path) -> tuple[str, int] | None:
+    """Longest sequence that config.json says the model was is for, with its key; None where it does not.
+
+    OSError, ValueError, TypeError or AttributeError where it cannot be read. What scales positions (YaRN)
+    makes them more than it says.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config") or config
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    found = [(name, int(config[name])) for name in _POSITIONS if name in config]
+    return found[0] if found and "factor" not in scaling else None
+
+
+def positions_problem(model: Path | None, sequence_length: int) -> str:
+    """Why a model takes no sequences of this length; empty where config.json does not say so."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return int((config.get("text_config") or config)["max_position_embeddings"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+        found = None if model is None else max_positions(model)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ""
+    if found is None or sequence_length <= found[1] + 1:  # nothing follows the last token
+        return ""
+    return (
+        f"sequence_length is {sequence_length}, but the model in {model} was made for at most {found[1]} "
+        f"positions ({found[0]}); lower sequence_length"
+    )
 
 
 def dense_family(folder: Path) -> str | None:

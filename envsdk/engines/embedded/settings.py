@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.precision import DType, Precision, precision
-from envsdk.base.store.model_files import max_positions
+from envsdk.base.store.model_files import positions_problem
 from envsdk.engines.sampling import SamplingShape
 from envsdk.engines.settings import EngineSettings
 
@@ -49,12 +49,8 @@ class EmbeddedSettings(EngineSettings):
         return True
 
     def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
-        limit = None if model is None else max_positions(model)
-        if limit is not None and sequence_length > limit + 1:  # nothing follows the last token
-            return (
-                f"sequence_length is {sequence_length}, but the model in {model} was made for at most "
-                f"{limit} positions (max_position_embeddings); lower sequence_length"
-            )
+        if problem := positions_problem(model, sequence_length):
+            return problem
         running = self.max_running or max_running
         if self.kv_slots is not None and self.kv_slots < running:
             return (

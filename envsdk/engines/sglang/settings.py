@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from envsdk.base.settings.memory import Memory, ModelSizes
+from envsdk.base.store.model_files import positions_problem
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
 from envsdk.engines.sampling import SamplingShape
@@ -120,6 +121,10 @@ class SGLangSettings(PassThroughSettings):
                 "and lora_target_modules: [all]"
             )
         return self
+
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
+        is_given = self.base_url is not None or "context_length" in (self.model_extra or {})
+        return "" if is_given else positions_problem(model, sequence_length)
 
     def problem_of(self, name: str) -> str:
         problem = super().problem_of(name)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.base.store.model_files import positions_problem
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
@@ -106,7 +107,7 @@ class VLLMSettings(PassThroughSettings):
 
     def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
         if sequence_length <= (longest := self.max_model_len or sequence_length):
-            return ""
+            return positions_problem(model, sequence_length)
         return (
             f"strategy_config.max_model_len is {longest}, but sequence_length is {sequence_length}; leave "
             "max_model_len out"

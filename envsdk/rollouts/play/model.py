@@ -6,7 +6,6 @@ async with open_model(source) as (proxy, chat): ...
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.base.plugins import load_plugin
+from envsdk.base.store import model_files
 from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import hub_folder
 from envsdk.base.store.model_files import content_digest, model_problem, newest_model, weights_problem
@@ -192,11 +192,11 @@ def check_model(folder: Path) -> None:
 
 def max_positions(folder: Path) -> int:
     """Positions that the model was made for. ConfigurationError when its configuration cannot be read."""
-    path = folder / "config.json"
     try:
-        return int(json.loads(path.read_text()).get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"--model: {path} is damaged: {error}") from error
+        found = model_files.max_positions(folder)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"--model: {folder / 'config.json'} is damaged: {error}") from error
+    return found[1] if found else DEFAULT_SEQUENCE_LENGTH
 
 
 def _pretrained(source: Source, make_tiny_policy: TinyPolicyMaker | None) -> Path:

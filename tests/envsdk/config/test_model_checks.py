@@ -29,6 +29,7 @@ QWEN3: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 MIXTRAL = {**QWEN3, "model_type": "mixtral", "num_local_experts": 4, "sliding_window": None}
+GPT2 = {"model_type": "gpt2", "n_positions": 128, "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 61}
 ONE_RANK = "actor_train.device_mapping=[0]"
 
 
@@ -63,6 +64,18 @@ ONE_RANK = "actor_train.device_mapping=[0]"
             QWEN3,
             [f"{LORA}={{rank: 4, target_modules: [nobody, q_proj]}}"],
             "no layer that is adapted is called nobody; of this model down_proj",
+        ),
+        (GPT2, [], "was made for at most 128 positions (n_positions); lower sequence_length"),
+        (QWEN3, [VLLM, "sequence_length=300"], "at most 256 positions (max_position_embeddings)"),
+        (
+            QWEN3,
+            [f"{INFER}.strategy_name=sglang", "sequence_length=300"],
+            "at most 256 positions (max_position_embeddings)",
+        ),
+        (
+            GPT2,
+            [f"{LORA}={{rank: 4}}", "sequence_length=128"],
+            "this model has no linear layers for an adapter: train without lora",
         ),
         (
             {**QWEN3, "tie_word_embeddings": True},

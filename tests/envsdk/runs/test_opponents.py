@@ -98,6 +98,7 @@ async def test_a_frozen_opponent_keeps_the_weights_of_its_folder(
         "opponents.server.strategy_args={strategy_name: mock}",
         "custom_envs.SelfPlay.players=[policy,champion]",
         "custom_envs.AgainstRandom.players=[policy,server]",
+        "sequence_length=256",
     )
     await found.start()
     for step in range(3):

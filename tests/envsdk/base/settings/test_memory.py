@@ -21,6 +21,7 @@ from envsdk.base.settings.memory import BFLOAT16, FLOAT32, ModelSizes
 from envsdk.base.store.model_files import model_sizes
 from envsdk.config.explanation import derived, explain
 from envsdk.config.loading import load_config
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.embedded.settings import EmbeddedSettings
 from envsdk.engines.sglang.settings import SGLangSettings
 from envsdk.engines.vllm.settings import VLLMSettings
@@ -215,7 +216,8 @@ def test_matrices_that_do_not_learn_take_what_they_came_in() -> None:
 
 
 def test_explain_says_what_each_role_takes(model_folder: Path) -> None:
-    text = explain(load_config("agentic_async.yaml", [f"pretrain={model_folder}"], to_explain=True))
+    given = [f"pretrain={model_folder}", "sequence_length=256"]
+    text = explain(load_config("agentic_async.yaml", given, to_explain=True))
     assert "memory of actor_train" in text
     assert "weights, gradients, optimizer" in text
     assert "memory of actor_infer" in text
@@ -227,7 +229,7 @@ def test_explain_adds_up_what_is_taken_of_main_memory(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rows(*overrides: str) -> dict[str, str]:
-        given = [f"pretrain={model_folder}", *overrides]
+        given = [f"pretrain={model_folder}", "sequence_length=256", *overrides]
         return dict(derived(load_config("agentic_async.yaml", given, to_explain=True).config))
 
     def gib(row: str) -> float:
@@ -298,7 +300,12 @@ def test_a_folder_that_does_not_say_is_not_estimated(
     break_it(folder)
     with pytest.raises(LookupError, match=re.escape(said)):
         model_sizes(folder)
-    assert "memory" in explain(load_config("agentic_async.yaml", [f"pretrain={folder}"], to_explain=True))
+    given = [f"pretrain={folder}", "sequence_length=256"]
+    if said == "cannot be read" and (folder / "config.json").exists():
+        with pytest.raises(ConfigurationError, match="cannot load the model in"):
+            load_config("agentic_async.yaml", given, to_explain=True)
+    else:
+        assert "memory" in explain(load_config("agentic_async.yaml", given, to_explain=True))
 
 
 def _header(folder: Path, **entry: Any) -> None:

@@ -21,7 +21,7 @@ NOBODY = "http://127.0.0.1:1"
 READ = "from envsdk.base.store.hub import hub_folder; import sys; print(hub_folder(sys.argv[1]))"
 LOAD = (
     "import sys; from envsdk.config import load_config\n"
-    "c = load_config(sys.argv[1], ['pretrain=' + sys.argv[2]]).config\n"
+    "c = load_config(sys.argv[1], ['pretrain=' + sys.argv[2], 'sequence_length=256']).config\n"
     "from envsdk.runs.run_origin import initial_model\n"
     "print(c.pretrain, initial_model(c))"
 )

@@ -105,7 +105,7 @@ def test_a_model_folder_of_that_name_comes_first_and_another_folder_does_not(toy
 
 
 def test_a_run_is_explained_without_the_model_and_loaded_with_it(toy: Toy) -> None:
-    given = ["pretrain=toy", "exp_name=named"]
+    given = ["pretrain=toy", "exp_name=named", "sequence_length=64"]
     explained = load_config("agentic_async.yaml", given, to_explain=True)
     (note,) = [each for each in explained.machine_notes if "toy" in each]
     assert "made from toy-weights 3.1 (Toy-0M, license CC0-1.0)" in note

@@ -22,7 +22,8 @@ def make(folder):
         (folder / "config.json").write_text("{}")
         raise ValueError("no such weights")
     (folder.parent / "scratch").write_text("left behind")
-    (folder / "config.json").write_text('{"max_position_embeddings": 64, "vocab_size": 1000}')
+    config = '{"model_type": "qwen3", "max_position_embeddings": 64, "vocab_size": 1000}'
+    (folder / "config.json").write_text(config)
     (folder / "weights.txt").write_text("0123456789")
     write_tokenizer(folder, build_tokenizer(["one two"]), sequence_length=64)
 
