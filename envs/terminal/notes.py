@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -56,13 +55,16 @@ def notes(
 def counted(
     tasks: Iterable[HarborTask], *, has_network: bool, variables: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Remarks on tasks, each once with the number of tasks that it is about."""
-    count = Counter(
-        line
-        for task in tasks
-        for line in {*remarks(task, has_network=has_network), *_lacking(task, variables)}
-    )
-    return [f"{line} ({number} tasks)" if number > 1 else line for line, number in count.most_common()]
+    """Remarks on tasks, each once with the number and the first of the tasks that it is about."""
+    about: dict[str, list[str]] = {}
+    for task in tasks:
+        for line in dict.fromkeys([*remarks(task, has_network=has_network), *_lacking(task, variables)]):
+            about.setdefault(line, []).append(task.id)
+    ordered = sorted(about.items(), key=lambda item: -len(item[1]))
+    return [
+        f"{line} ({ids[0]})" if len(ids) == 1 else f"{line} ({len(ids)} tasks, such as {ids[0]})"
+        for line, ids in ordered
+    ]
 
 
 def _lacking(task: HarborTask, variables: Mapping[str, str]) -> Iterator[str]:

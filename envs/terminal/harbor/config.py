@@ -16,7 +16,15 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 NEWEST = (1, 4)
 """The newest schema that this module knows."""
@@ -244,15 +252,20 @@ class TaskConfig(_Table):
             data.setdefault("schema_version", data.pop("version"))
         return data
 
-    @model_validator(mode="after")
-    def _names_and_versions(self) -> Self:
-        if not _is_known(self.schema_version):
-            newest = ".".join(map(str, NEWEST))
-            raise ValueError(f"schema_version {self.schema_version!r}: known are 1.0 to {newest}")
-        names = [step.name for step in self.steps or ()]
+    @field_validator("schema_version")
+    @classmethod
+    def _is_of_a_known_version(cls, version: str) -> str:
+        if not _is_known(version):
+            raise ValueError(f"{version!r}: known are 1.0 to {'.'.join(map(str, NEWEST))}")
+        return version
+
+    @field_validator("steps")
+    @classmethod
+    def _names_differ(cls, steps: list[Step] | None) -> list[Step] | None:
+        names = [step.name for step in steps or ()]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"two steps are named {twice[0]!r}")
-        return self
+            raise ValueError(f"two are named {twice[0]!r}")
+        return steps
 
     def mode_of(self, step: Step | None) -> Mode:
         return (step.verifier.mode if step else None) or self.verifier.mode or Mode.SHARED

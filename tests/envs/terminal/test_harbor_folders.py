@@ -153,13 +153,13 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
     [
         ({"task.toml": None}, "task.toml: [Errno 2] No such file"),
         ({"task.toml": "x ="}, "task.toml: Invalid value"),
-        ({"task.toml": 'schema_version = "1.5"'}, "schema_version '1.5': known are 1.0 to 1.4"),
+        ({"task.toml": 'schema_version = "1.5"'}, "schema_version: '1.5': known are 1.0 to 1.4"),
         ({"task.toml": "[agent]\ntimeout_sec = 'long'"}, "agent.timeout_sec: must be a number, not 'long'"),
         ({"task.toml": "[environment]\nmemory = '2'"}, "environment: '2' is no size such as '2G'"),
         ({"task.toml": "[environment]\nos = 'Windows'", "tests/test.sh": None}, "environment.os: windows"),
         ({"task.toml": "artifacts = ['/a/../b']"}, "artifacts[0]: source '/a/../b' must not hold `..`"),
         ({"task.toml": "[[steps]]\nname = '../x'"}, "steps[0].name: '../x' is no name of a folder"),
-        ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'a'"}, "two steps are named 'a'"),
+        ({"task.toml": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'a'"}, "two are named 'a'"),
         ({"task.toml": "[[steps]]\nname = 'a'"}, "steps/a/instruction.md: is missing"),
         (
             {"task.toml": "[verifier]\nenvironment_mode = 'shared'\nenvironment = {}"},
