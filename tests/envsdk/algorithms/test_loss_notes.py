@@ -53,11 +53,8 @@ def test_an_asynchronous_run_without_any_correction_is_named() -> None:
 
 def test_truncated_sampling_is_told_with_what_it_does_to_the_loss() -> None:
     for keys in ({}, {"pg_variant": "cispo"}, {"train_infer_correction": {**OFF, "filters": [{}]}}):
-        assert "top_p, top_k, min_p or structured_output" in said(truncated="why", **keys)
-        assert "ratios to the behavior policy compare two different" in said(truncated="why", **keys)
-    assert "the gradient is that of a distribution which nothing" in said(
-        truncated="why", train_infer_correction=OFF
-    )
+        assert "why: ratios to the behavior policy compare two distributions" in said(truncated="why", **keys)
+    assert "why: the gradient is of another distribution" in said(truncated="why", train_infer_correction=OFF)
 
 
 def test_shared_keys_without_effect_and_aggregations_beside_the_paper_are_named() -> None:
