@@ -51,7 +51,7 @@ def test_a_key_that_changes_nothing_is_said_before_episodes_are_played(
 ) -> None:
     folder = write_task(tmp_path / "task", {"task.toml": '[verifier]\nenviroment_mode = "separate"'})
     arguments = (f"data={folder}", "validate=false", 'backend_settings={images: {"*": host}}')
-    said = re.compile(".* task.toml: verifier.enviroment_mode: is no key of Harbor's, and changes nothing")
+    said = re.compile(r".* task.toml: verifier.enviroment_mode: is no key of Harbor's, .* \(task\)")
     _, notes = CommandOptions(names=("Terminal", *arguments)).asked()
     assert len([note for note in notes if said.fullmatch(note)]) == 1
     collect_command(
