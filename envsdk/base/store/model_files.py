@@ -242,23 +242,27 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def max_positions(folder: Path) -> tuple[str, int] | None:
-    """Longest sequence that config.json says the model was is for, with its key; None where it does not.
+    """Longest sequence that config.json says the model is for, with its key; None where it does not.
 
-    OSError, ValueError, TypeError or AttributeError where it cannot be read. What scales positions (YaRN)
-    makes them more than it says.
+    YaRN and the like scale it, as vLLM reckons. OSError, ValueError, TypeError, LookupError or AttributeError
+    where it cannot be read.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config") or config
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     found = [(name, int(config[name])) for name in _POSITIONS if name in config]
-    return found[0] if found and "factor" not in scaling else None
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not found or (scaling.get("rope_type") or scaling.get("type")) not in ("dynamic", "linear", "yarn"):
+        return found[0] if found else None
+    name, limit = found[0]
+    scaled = (scaling.get("original_max_position_embeddings") or limit) * scaling["factor"]
+    return name, max(limit, int(scaled))
 
 
 def positions_problem(model: Path | None, sequence_length: int) -> str:
     """Why a model takes no sequences of this length; empty where config.json does not say so."""
     try:
         found = None if model is None else max_positions(model)
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return ""
     if found is None or sequence_length <= found[1] + 1:  # nothing follows the last token
         return ""

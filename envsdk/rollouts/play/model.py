@@ -194,7 +194,7 @@ def max_positions(folder: Path) -> int:
     """Positions that the model was made for. ConfigurationError when its configuration cannot be read."""
     try:
         found = model_files.max_positions(folder)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigurationError(f"--model: {folder / 'config.json'} is damaged: {error}") from error
     return found[1] if found else DEFAULT_SEQUENCE_LENGTH
 

@@ -68,6 +68,16 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (GPT2, [], "was made for at most 128 positions (n_positions); lower sequence_length"),
         (QWEN3, [VLLM, "sequence_length=300"], "at most 256 positions (max_position_embeddings)"),
         (
+            {**QWEN3, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            [VLLM, "sequence_length=300"],
+            "at most 256 positions (max_position_embeddings)",
+        ),
+        (
+            {**QWEN3, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            [VLLM, "sequence_length=600"],
+            "at most 512 positions (max_position_embeddings)",
+        ),
+        (
             QWEN3,
             [f"{INFER}.strategy_name=sglang", "sequence_length=300"],
             "at most 256 positions (max_position_embeddings)",

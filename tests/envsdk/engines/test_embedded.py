@@ -155,6 +155,16 @@ def test_a_reply_updated_in_flight_goes_on_exactly_under_the_new_weights(
     play_with(engine, test)
 
 
+def test_a_scaled_model_goes_past_the_positions_it_was_made_for(folders: Callable[[str], Path]) -> None:
+    engine, model = make_engine(folders("qwen3-yarn")), make_tiny("qwen3-yarn")
+
+    async def test() -> None:
+        (prompt,) = prompts_of(70)
+        assert_exact(model, prompt, await engine.submit(request(0, prompt, 50)))
+
+    play_with(engine, test)
+
+
 def test_bfloat16_stays_near_float32(folders: Callable[[str], Path]) -> None:
     engine, model = make_engine(folders("qwen3"), dtype="bfloat16"), make_tiny("qwen3")
 

@@ -54,6 +54,11 @@ def make_tiny(kind: str, seed: int = 0) -> Any:
             config = transformers.LlamaConfig(**(_SHAPE | {"num_key_value_heads": 4}))
         case "llama3-rope":
             config = transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3_ROPE)
+        case "qwen3-yarn":  # made for 32 positions
+            yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0}
+            config = transformers.Qwen3Config(
+                **(_SHAPE | {"max_position_embeddings": 32}), rope_parameters=yarn
+            )
         case "gpt2":
             config = transformers.GPT2Config(
                 vocab_size=VOCAB_SIZE,
