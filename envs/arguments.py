@@ -81,7 +81,8 @@ def _wrong(model: type[EnvArguments], keywords: Mapping[str, Any]) -> dict[str, 
     try:
         _made(model, keywords)
     except ValidationError as error:
-        found = {str(each["loc"][0]): _problem(each) for each in error.errors(include_url=False)}
+        # Of several problems of one value the first, as the constructor says it.
+        found = {str(each["loc"][0]): _problem(each) for each in reversed(error.errors(include_url=False))}
         return {name: problem for name, problem in found.items() if name in keywords}
     return {}
 
