@@ -68,7 +68,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="GRPO in plain PyTorch on episodes that envsdk plays")
     parser.add_argument("source", metavar="FILE", help="a YAML file of `envsdk train`")
     parser.add_argument("num_steps", metavar="STEPS", type=int)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[])
     try:
         main(**vars(parser.parse_args()), checkpoint=Path("own_trainer.pt"))
     except KeyboardInterrupt:

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     parser.add_argument("trainer_file", metavar="TRAINER_FILE")
     parser.add_argument("explorer_file", metavar="EXPLORER_FILE")
     parser.add_argument("number", metavar="EXPLORERS", type=int)
-    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*")
+    parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[])
     try:
         sys.exit(main(**vars(parser.parse_args())))
     except OSError as error:
