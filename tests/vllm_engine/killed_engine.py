@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from envsdk.engines.vllm.engine import VLLMEngine
 
 
 async def main() -> None:
-    engine = VLLMEngine.create(EngineConfig(model=Path(sys.argv[1]), sequence_length=64, max_running=2))
+    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    engine = VLLMEngine.create(
+        EngineConfig(model=folder, sequence_length=64, max_running=2, strategy_config=settings)
+    )
     await engine.start()
     found = psutil.Process().children(recursive=True)
     print("PIDS", *(child.pid for child in found if "VLLM" in " ".join(child.cmdline())), flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_models import save_model
+from vllm_models import EXACT, save_model
 
 from envsdk.base.settings.validation import validated
 from envsdk.engines.engine import Engine, EngineConfig, WeightReference
@@ -74,7 +74,7 @@ class _VLLMSuite(CoreSuite):
 
     @classmethod
     def engine_config(cls, **changes: Any) -> EngineConfig:
-        settings = {"block_size": BLOCK_SIZE, "enable_lora": cls.with_adapters}
+        settings = EXACT | {"block_size": BLOCK_SIZE, "enable_lora": cls.with_adapters}
         changes["strategy_config"] = settings | dict(changes.get("strategy_config", {}))
         return EngineConfig(model=cls.folder, sequence_length=cls.sequence_length, **changes)
 

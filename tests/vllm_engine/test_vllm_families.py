@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_models import reference_logprobs
+from vllm_models import EXACT, ON_A_GPU
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig
@@ -20,13 +21,14 @@ from tests.trainers.families import FAMILIES, VOCAB_SIZE, make_family
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-NOT_COMPUTED = ("qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
+NOT_COMPUTED = () if ON_A_GPU else ("qwen3_5", "qwen3_5_moe", "glm4_moe_lite")
 """vLLM computes the first two on a CPU in bfloat16 alone, and refuses to compute the last one there."""
 RUN = [name for name in FAMILIES if name not in NOT_COMPUTED and not why_not_renewed(name)]
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 64}
 """What vLLM computes with on a CPU."""
 
 
+@pytest.mark.skipif(ON_A_GPU, reason="this is refused on a CPU")
 def test_latent_attention_which_it_computes_otherwise_on_a_cpu_is_refused(tmp_path: Path) -> None:
     make_family("glm4_moe_lite", 0, **SIZES).save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="latent attention"):
@@ -39,7 +41,7 @@ async def test_sent_weights_are_computed_with_as_transformers_does(name: str, tm
     for seed, model in enumerate(models):
         model.save_pretrained(tmp_path / str(seed))
     trainer = TorchTrainer.create(TrainerConfig(model=tmp_path / "1", sequence_length=64, seed=0))
-    settings = {"kv_cache_memory_bytes": 1 << 27}
+    settings = EXACT | {"kv_cache_memory_bytes": 1 << 27}
     engine = VLLMEngine.create(
         EngineConfig(model=tmp_path / "0", sequence_length=64, max_running=4, strategy_config=settings)
     )
