@@ -28,6 +28,7 @@ from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationRes
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.vllm.engine import VLLMEngine
 from envsdk.engines.vllm.settings import SET_BY_ENGINE, VLLMSettings
+from envsdk.engines.vllm.weight_transfer import ALLOW_HANDLES
 from envsdk.testing.engines import gather, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -68,7 +69,7 @@ def started(folder: Path) -> Iterator[_Started]:
     with asyncio.Runner() as runner:
         engine = make_engine(folder, max_num_batched_tokens=512)
         runner.run(engine.start())
-        assert dict(os.environ) == before
+        assert dict(os.environ) == before | ({ALLOW_HANDLES: "1"} if ON_A_GPU else {})
         yield _Started(runner, engine)
         runner.run(engine.close())
     assert engine.health().error == "the engine is closed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,7 @@ def test_vllm_computes_with_the_weights_behind_handles(folder: Path, monkeypatch
 
     def with_transfer(*args: Any, **options: Any) -> dict[str, Any]:
         extension = "cpu_weight_transfer.WorkerExtension"
+        os.environ[ALLOW_HANDLES] = "1"  # for vLLM's processes; this one's own are put back
         return make_args(*args, **options) | {
             "weight_transfer_config": CONFIG,
             "worker_extension_cls": extension,
@@ -127,7 +129,7 @@ def test_vllm_computes_with_the_weights_behind_handles(folder: Path, monkeypatch
 
     monkeypatch.setattr(backend_module, "engine_args", with_transfer)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{HERE.parents[1]}")
-    monkeypatch.setenv(ALLOW_HANDLES, "1")
+    monkeypatch.delenv(ALLOW_HANDLES, raising=False)
     config = EngineConfig(model=folder, sequence_length=512, max_running=8)
     backend = AsyncLLMBackend.open(config, VLLMSettings())
     backend.weight_device = ON_CARD

@@ -90,6 +90,9 @@ class AsyncLLMBackend:
                 if settings.enforce_eager is not False:
                     # The sampler would still be compiled, for most of a minute, at the first reply.
                     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+            if current_platform.is_cuda():
+                # A forked process cannot use CUDA once this one has so much as counted the cards.
+                os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
             args = engine_args(config, settings, on_cpu=on_cpu)
             weight_device = "cpu"
             if (
@@ -131,6 +134,10 @@ class AsyncLLMBackend:
                 )
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"vLLM does not start: {error}; its own messages say why") from error
+        if self.weight_device != "cpu":
+            os.environ[ALLOW_HANDLES] = (
+                "1"  # vLLM's processes, which have it, answer with what else is not read
+            )
         await self._llm.get_supported_tasks()  # asked once; `generate` then registers without waiting
         if self.weight_device != "cpu":
             await begin(self._llm)
