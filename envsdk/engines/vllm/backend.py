@@ -135,9 +135,7 @@ class AsyncLLMBackend:
             except (RuntimeError, ValueError, OSError) as error:
                 raise EngineError(f"vLLM does not start: {error}; its own messages say why") from error
         if self.weight_device != "cpu":
-            os.environ[ALLOW_HANDLES] = (
-                "1"  # vLLM's processes, which have it, answer with what else is not read
-            )
+            os.environ[ALLOW_HANDLES] = "1"  # as in vLLM's processes, whose answers are not read otherwise
         await self._llm.get_supported_tasks()  # asked once; `generate` then registers without waiting
         if self.weight_device != "cpu":
             await begin(self._llm)
