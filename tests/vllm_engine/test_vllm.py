@@ -34,7 +34,7 @@ from envsdk.testing.engines import gather, until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 KIND = "qwen2-tied"
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4 if not ON_A_GPU else 5e-3
 
 
 class _Started:

@@ -64,6 +64,6 @@ async def test_sent_weights_are_computed_with_as_transformers_does(name: str, tm
             for prompt, result in zip(prompts, results, strict=True):
                 assert not result.error
                 expected = reference_logprobs(models[version % 2], prompt, result.token_ids)
-                np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+                np.testing.assert_allclose(result.logprobs, expected, atol=5e-3 if ON_A_GPU else 1e-4)
     finally:
         await engine.close()

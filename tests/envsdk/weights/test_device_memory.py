@@ -181,6 +181,7 @@ def test_a_card_has_one_name_whatever_its_number() -> None:
 @pytest.mark.gpu
 def test_memory_that_readers_let_go_of_is_free_again() -> None:
     gc.collect()  # tensors of other tests
+    collect()
     before = torch.cuda.memory_allocated()
     tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     handles = [share(tensor) for _ in range(3)]
