@@ -45,9 +45,8 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_group import Worker, WorkerGroup
-from envsdk.managers.worker_pool import WorkerPool, WorkerPoolConfig
+from envsdk.managers.worker_pool import WorkerDemandConfig, WorkerPool, WorkerPoolConfig
 from envsdk.managers.workforce import Workforce
 
 

@@ -2,8 +2,8 @@
 
     begin -> (check in | look at the load | a node leaves | a worker dies)* -> close
 
-`worker_group.py` has the processes, `worker_pool.py` decides which there are, `departure.py` which episodes
-can end before their node goes, `slot_activity.py` when one hangs. What happens to slots is an event of the
+`worker_group.py` has the processes, `worker_pool.py` decides which there are and which episodes can end
+before their node goes, `slot_activity.py` when one hangs. What happens to slots is an event of the
 ledger.
 """
 
@@ -17,14 +17,21 @@ from envsdk.base.processes.call_watch import KillReport
 from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
 from envsdk.managers.background import Background
 from envsdk.managers.batch_files import FinishedEpisodes
-from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import Finished
 from envsdk.managers.ledger_shell import LedgerShell
 from envsdk.managers.slot_activity import RestartCounter
-from envsdk.managers.worker_demand import WorkerLoad
 from envsdk.managers.worker_group import Worker, WorkerGroup
-from envsdk.managers.worker_pool import RetireWorker, StartWorker, WorkerCommand, WorkerPool
+from envsdk.managers.worker_pool import (
+    Departures,
+    EpisodeTimes,
+    PlayedEpisode,
+    RetireWorker,
+    StartWorker,
+    WorkerCommand,
+    WorkerLoad,
+    WorkerPool,
+)
 
 LOAD_LOOK_S = 2.0
 

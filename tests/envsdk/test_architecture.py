@@ -42,7 +42,6 @@ PURE_CORES = {
     "envsdk/explorers/weight_lag.py",
     "envsdk/contracts/run_limits.py",
     "envsdk/base/settings/memory.py",
-    "envsdk/engines/full_context.py",
     "envsdk/engines/refusals.py",
     "envsdk/rollouts/datasets/atif_documents.py",
     "envsdk/rollouts/datasets/card.py",
@@ -81,7 +80,7 @@ PURE_CORES = {
     "envsdk/rewards/denials.py",
     "envsdk/rewards/notation.py",
     "envsdk/rewards/shapes.py",
-    "envsdk/rewards/code/program_text.py",
+    "envsdk/rewards/answer_text.py",
     "envsdk/rewards/code/returned.py",
     "envsdk/rewards/code/rows.py",
     "envs/terminal/artifacts.py",
@@ -93,10 +92,7 @@ PURE_CORES = {
     "managers/ledger.py",
     "managers/ledger_parts.py",
     "managers/ledger_types.py",
-    "managers/awake_clock.py",
-    "managers/departure.py",
     "managers/slot_activity.py",
-    "managers/worker_demand.py",
     "managers/worker_pool.py",
 }
 """No clock, no randomness of their own, no I/O, no framework."""

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envsdk.rewards.answer_text import program_in
 from envsdk.rewards.code import returned
 from envsdk.rewards.code.compare import same_output, same_value
 from envsdk.rewards.code.inside import values
-from envsdk.rewards.code.program_text import program_in
 from envsdk.rewards.code.rows import RowError, task_of
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
