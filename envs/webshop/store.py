@@ -96,7 +96,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        from envsdk.envs.webshop.analyzer import tokens
+        from envsdk.envs.webshop.index import tokens
 
         self._tokens = tokens
         self.folder = folder

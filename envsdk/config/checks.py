@@ -24,14 +24,14 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.device_memory import memory_problems
 from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
-from envsdk.config.model_checks import model_problems, replay_problems, update_problems
+from envsdk.config.loaded_models import model_problems, replay_problems, update_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.config.section_checks import (
     job_problems,
     opponent_problems,
     player_problems,
+    prompt_problems,
     selection_problems,
     teacher_problems,
 )

@@ -34,9 +34,8 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
 from envsdk.trainers.megatron import checkpoint, expert_choice, hf_weights, lora
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.trainers.megatron.device import RankMemory, device, require_gpu
+from envsdk.trainers.megatron.device import RankMemory, chosen_attention, device, kernels_of, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
-from envsdk.trainers.megatron.kernels import chosen_attention, kernels_of
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows

@@ -37,8 +37,7 @@ from envsdk.engines.endpoint.messages import (
     takes_system,
 )
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
-from envsdk.engines.endpoint.reply_reading import ReplyReader
-from envsdk.engines.endpoint.reply_text import ReplyText
+from envsdk.engines.endpoint.reply_text import ReplyReader, ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, RepliesUsedUp, SamplingRules, sampling_params
 from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields

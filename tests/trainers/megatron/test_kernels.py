@@ -28,7 +28,6 @@ from tests.trainers.megatron import cpu_shim
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     """The module under test, which imports Megatron-core."""
-    from envsdk.trainers.megatron import kernels
 
     return kernels
 

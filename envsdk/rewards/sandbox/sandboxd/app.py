@@ -26,11 +26,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from envsdk.base.net.web_server import WebServer
 from envsdk.rewards.sandbox.contract import SandboxError
-from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes
+from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes, Refused
 from envsdk.rewards.sandbox.sandboxd.guest import Exited, NotStarted, Printed, answer_of, raise_failure
 from envsdk.rewards.sandbox.sandboxd.inside import server as wire
 from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
-from envsdk.rewards.sandbox.sandboxd.refused import Refused
 from envsdk.rewards.sandbox.sandboxd.rest import Rest, refusal
 from envsdk.rewards.sandbox.sandboxd.rpc import CURRENT, FilesystemService, ProcessService
 from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
