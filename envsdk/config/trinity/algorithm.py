@@ -207,10 +207,6 @@ def _taught(place: Place, coef: Any) -> Ours:
     }
 
 
-def distills(value: Any, place: Place) -> bool:
-    return bool(place.get("algorithm", "algorithm_type") == "on_policy_distill")
-
-
 CONVERSIONS: Mapping[str, Convert] = {
     "advantage_fn": advantage,
     "policy_loss_fn": policy_loss,
@@ -219,10 +215,6 @@ CONVERSIONS: Mapping[str, Convert] = {
     "entropy_loss_fn": entropy,
 }
 """The functions of an algorithm, each with a name and arguments."""
-
-
-def samples_by_default(value: Any, place: Place) -> bool:
-    return place.get("algorithm", "sample_strategy") in (None, "default")
 
 
 def optimizer_kind(value: Any, place: Place) -> Ours:
