@@ -50,9 +50,8 @@ class AdapterTests(EngineHarness):
                 )
         return whole
 
-    @on_engine()
+    @on_engine(needs="lora")
     async def test_an_adapter_is_added_to_the_weights_of_the_models_folder(self, engine: Engine) -> None:
-        _needs_lora(engine)
 
         async def replies(weights: WeightReference, version: int) -> list[GenerationResult]:
             await engine.load_weights(weights, version)
@@ -77,11 +76,10 @@ class AdapterTests(EngineHarness):
             pairs = zip(found[0], found[other], strict=True)
             assert max(abs(float(a.logprobs[0] - b.logprobs[0])) for a, b in pairs) > 1e-3
 
-    @on_engine()
+    @on_engine(needs="lora")
     async def test_a_running_reply_goes_on_through_an_adapter_and_carries_both_versions(
         self, engine: Engine
     ) -> None:
-        _needs_lora(engine)
         request = self.long_request()
         running = engine.submit(request)
         await self.mid_reply(engine)
@@ -104,9 +102,8 @@ class AdapterTests(EngineHarness):
             sampling = replace(again.sampling, seed=again.sampling.seed + 1)
             again = replace(again, sampling=sampling)
 
-    @on_engine()
+    @on_engine(needs="lora")
     async def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(self, engine: Engine) -> None:
-        _needs_lora(engine)
         good = self.adapter(1)
         name = next(iter(good))
         module = name.removesuffix(A_SUFFIX)
@@ -122,8 +119,3 @@ class AdapterTests(EngineHarness):
         after = await engine.submit(self.request("after", seed=1, prompt_ids=self.prompt()))
         assert after.token_ids.tolist() == before.token_ids.tolist()
         assert [span.version for span in after.version_spans] == [0]
-
-
-def _needs_lora(engine: Engine) -> None:
-    if not engine.abilities.lora:
-        pytest.skip("the engine takes no adapters")
