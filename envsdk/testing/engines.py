@@ -29,9 +29,8 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.continuation import joined, spans_within
 from envsdk.engines.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
-from envsdk.testing.engine_adapters import AdapterTests
+from envsdk.testing.engine_abilities import AdapterTests, LogitTests
 from envsdk.testing.engine_harness import check_result, gather, on_engine, until
-from envsdk.testing.engine_logits import LogitTests
 from envsdk.testing.engine_structures import StructureTests
 
 __all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]

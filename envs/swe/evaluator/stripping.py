@@ -19,9 +19,8 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.envs.swe import syntax
 from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
-from envsdk.envs.swe.tasks.solution import changed_files
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, changed_files
 from envsdk.rewards.sandbox.contract import (
     BULK_FILES,
     ENVIRONMENT_FILE,

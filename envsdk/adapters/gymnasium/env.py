@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envsdk.adapters.gymnasium.prompt import describe
 from envsdk.adapters.gymnasium.spaces import (
     MARKS,
     ActionParser,
     action_names,
     check_labels,
     check_marks,
+    describe,
     in_words,
     parser_for,
     without_colors,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envsdk.config.foreign.row import Place
-from envsdk.config.ranges import parse_index_list
+from envsdk.config.role_models import parse_index_list
 
 REFERENCE_TRAINERS = {
     "megatron_infer": "megatron_train",
