@@ -32,7 +32,7 @@ from envsdk.buffer import tables
 from envsdk.buffer.connecting import open_engine
 from envsdk.buffer.contract import FinishedGroup, Role, Signal, Terms
 from envsdk.buffer.sql_buffer import SqlBuffer
-from envsdk.managers.assigned_ledger import AssignedLedger
+from envsdk.managers.explorer_scheduler import AssignedLedger
 from envsdk.managers.ledger_types import Cancel, Command, Discard, Grant, GroupDropped, LedgerConfig
 
 TOKENS_PER_S = 1_000

@@ -37,8 +37,7 @@ from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.traj_env_manager import TagSetup
-from envsdk.managers.worker_demand import WorkerDemandConfig
-from envsdk.managers.worker_pool import WorkerPoolConfig
+from envsdk.managers.worker_pool import WorkerDemandConfig, WorkerPoolConfig
 
 FEWEST, MOST, PER_WORKER = 2, 8, 8
 BATCH_SIZE, GROUP_SIZE, NUM_TURNS, TRAIN_S = 64, 8, 3, 2.0

@@ -45,8 +45,7 @@ def plan(options: PlanOptions) -> None:
     The ledger and the router of a real run decide in virtual time; nothing is started.
     """
     from envsdk.view.planning.candidates import best
-    from envsdk.view.planning.figure import draw
-    from envsdk.view.planning.report import comparison, table
+    from envsdk.view.planning.report import comparison, draw, table
     from envsdk.view.planning.settings import read_plan
 
     began = time.monotonic()

@@ -15,7 +15,7 @@ Owner: the scheduler. It feeds in one event at a time and carries out the return
     batch, commands = ledger.take(8, now=3.5)  # None until two groups of four are ready
 
 `Ledger` takes the events of slots, leases and deadlines. A strategy starts its groups: `OwnTasks` from the
-run's own list; in `assigned_ledger.py` a buffer assigns them. `ledger_groups.py` has groups and members.
+run's own list; in `explorer_scheduler.py` a buffer assigns them. `ledger_groups.py` has groups and members.
 docs/ledger.md lists the promises that the ledger keeps.
 """
 

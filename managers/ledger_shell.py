@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from envsdk.algorithms.task_samplers.prefixes import Prefix
-from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.env_worker import Play, Stop
 from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger import Ledger
 from envsdk.managers.ledger_types import Cancel, CancelReason, Command, Grant, Lease
-from envsdk.managers.slot_activity import SlotActivity
+from envsdk.managers.slot_activity import AwakeClock, SlotActivity
 from envsdk.managers.worker_group import WorkerGroup
 
 AnyLedger = TypeVar("AnyLedger", bound=Ledger)

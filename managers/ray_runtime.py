@@ -1,4 +1,4 @@
-"""Starts Ray on this machine only, or joins a cluster."""
+"""Starts Ray on this machine only, with a folder of logs and sockets per start, or joins a cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -23,9 +24,9 @@ import psutil
 import ray
 from ray._private import ray_constants, services
 
+from envsdk.base.store.file_lock import locked
 from envsdk.config.ray_models import RayArgs
-from envsdk.contracts.failures import ConfigurationError, EngineError
-from envsdk.managers.ray_session import held_session
+from envsdk.contracts.failures import ConfigurationError, EngineError, Interrupted
 
 CONNECT_TIMEOUT_S = 10.0
 LOOK_AT_HEAD_S, ANSWER_S = 2.0, 3.0
@@ -335,3 +336,57 @@ def _shared_memory_free() -> int:
 
 def _mb(num_bytes: int) -> int:
     return num_bytes // 1024**2
+
+
+LOCK = "envsdk.lock"
+"""In the folder of a Ray that this package started; locked while the program lives that started it."""
+KEPT_FOLDERS = 3
+"""How many of the folders that are left stay, the newest: their logs may still be read."""
+
+
+@contextmanager
+def held_session(folder: Path) -> Iterator[None]:
+    """Hold Ray's folder during the block, and remove it afterwards unless the block fails.
+
+    Also removes the older folders that failed and killed programs left.
+
+    made by Ray -> held -> removed (the run ended well, or was interrupted)
+                        -> left (the run failed, or was killed) -> swept by a later start
+    """
+    with locked(folder / LOCK, patience_s=0):
+        sweep_sessions(folder.parent)
+        try:
+            yield
+        except Interrupted:
+            remove_session(folder)
+            raise
+        remove_session(folder)
+
+
+def sweep_sessions(sessions: Path) -> None:
+    """Remove the folders that dead programs left, except the newest."""
+    left = [lock for lock in sessions.glob(f"session_*/{LOCK}") if _is_left(lock)]
+    for lock in sorted(left, key=lambda lock: lock.parent.name, reverse=True)[KEPT_FOLDERS:]:
+        shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _is_left(lock: Path) -> bool:
+    """Whether the program is gone: by its pid, which Ray puts into the name, and by its lock.
+
+    The lock tells of programs in containers with pids of their own; some file systems have no locks.
+    """
+    pid = lock.parent.name.rpartition("_")[2]
+    if lock.parent.is_symlink() or (pid.isdigit() and psutil.pid_exists(int(pid))):
+        return False
+    with suppress(OSError), locked(lock, patience_s=0):
+        return True
+    return False
+
+
+def remove_session(folder: Path) -> None:
+    """Remove Ray's folder, and the link to the newest one if it leads there."""
+    latest = folder.parent / "session_latest"
+    with suppress(OSError):
+        if latest.resolve() == folder.resolve():
+            latest.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

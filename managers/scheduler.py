@@ -27,7 +27,6 @@ from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
 from envsdk.contracts.trajectory import RolloutBatch, Task, Trajectory
-from envsdk.managers.background import Background
 from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes
 from envsdk.managers.depth import depth_control
 from envsdk.managers.env_worker import Control, Finished, FromWorker, ToWorker, WorkerId, WorkerSetup
@@ -45,10 +44,9 @@ from envsdk.managers.ledger_types import (
     LedgerState,
     Stalled,
 )
-from envsdk.managers.worker_demand import WorkerDemandConfig
 from envsdk.managers.worker_group import Worker, WorkerGroup
-from envsdk.managers.worker_pool import WorkerPool, WorkerPoolConfig
-from envsdk.managers.workforce import Workforce
+from envsdk.managers.worker_pool import WorkerDemandConfig, WorkerPool, WorkerPoolConfig
+from envsdk.managers.workforce import Background, Workforce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

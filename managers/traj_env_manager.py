@@ -25,7 +25,7 @@ from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, Se
 from envsdk.contracts.prompts import PREFIX, SUMMARY, AgentPrompts, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Outcome, TokenLog, Trajectory
-from envsdk.engines.full_context import is_full_context
+from envsdk.engines.refusals import is_full_context
 from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.episode import Episode, EpisodeOrder

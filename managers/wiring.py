@@ -24,8 +24,7 @@ from envsdk.managers.env_worker import WorkerSetup
 from envsdk.managers.ledger_types import FRUITLESS_BATCHES, LedgerConfig
 from envsdk.managers.task_choice import sampler_config
 from envsdk.managers.traj_env_manager import UNLIMITED_TURNS, TagSetup, TurnCurriculum
-from envsdk.managers.worker_demand import WorkerDemandConfig
-from envsdk.managers.worker_pool import WorkerPoolConfig
+from envsdk.managers.worker_pool import WorkerDemandConfig, WorkerPoolConfig
 
 VAL_SPLIT = "val"
 

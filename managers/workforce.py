@@ -2,29 +2,85 @@
 
     begin -> (check in | look at the load | a node leaves | a worker dies)* -> close
 
-`worker_group.py` has the processes, `worker_pool.py` decides which there are, `departure.py` which episodes
-can end before their node goes, `slot_activity.py` when one hangs. What happens to slots is an event of the
+`worker_group.py` has the processes, `worker_pool.py` decides which there are and which episodes can end
+before their node goes, `slot_activity.py` when one hangs. What happens to slots is an event of the
 ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from envsdk.base.processes.call_watch import KillReport
-from envsdk.contracts.failures import Boundary, Failure, RolloutStalled
-from envsdk.managers.background import Background
+from envsdk.contracts.failures import Boundary, EnvsdkError, Failure, RolloutStalled, as_envsdk_error
 from envsdk.managers.batch_files import FinishedEpisodes
-from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
 from envsdk.managers.env_host import timed_out
 from envsdk.managers.env_worker import Finished
 from envsdk.managers.ledger_shell import LedgerShell
 from envsdk.managers.slot_activity import RestartCounter
-from envsdk.managers.worker_demand import WorkerLoad
 from envsdk.managers.worker_group import Worker, WorkerGroup
-from envsdk.managers.worker_pool import RetireWorker, StartWorker, WorkerCommand, WorkerPool
+from envsdk.managers.worker_pool import (
+    Departures,
+    EpisodeTimes,
+    PlayedEpisode,
+    RetireWorker,
+    StartWorker,
+    WorkerCommand,
+    WorkerLoad,
+    WorkerPool,
+)
+
+
+class Background:
+    """Owner: the actor.
+
+    start(work)* -> close
+    an error, of a task or by `fail` -> `error`, which every waiting call raises
+    """
+
+    def __init__(self, failed: str) -> None:
+        """`failed` begins the message of an error that is not an EnvsdkError."""
+        self._failed = failed
+        self._error: EnvsdkError | None = None
+        self.changed = asyncio.Event()
+        """Set after an error, and by the owner when a call that waits should look again."""
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this beside everything else."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self.tasks.add(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(as_envsdk_error(error, self._failed))
+
+    def fail(self, error: EnvsdkError) -> None:
+        """The run cannot continue; the first error counts."""
+        self._error = self._error or error
+        self.changed.set()
+
+    def raise_if_failed(self) -> None:
+        """Raises the first error."""
+        if self._error is not None:
+            raise self._error
+
+    async def next_change(self) -> None:
+        """Wait until `changed` is set, and clear it. Raises the first error."""
+        self.raise_if_failed()
+        await self.changed.wait()
+        self.changed.clear()
+        self.raise_if_failed()
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        for task in self.tasks:
+            task.cancel()
+
 
 LOAD_LOOK_S = 2.0
 

@@ -30,11 +30,10 @@ from envsdk.base.store.expert_choice import ExpertChoice
 from envsdk.base.store.language_model import load_language_model
 from envsdk.base.store.model_files import require_model_folder, stored_dtype
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.attention import attention_of
+from envsdk.trainers.attention import attention_of, blocked_mask, take_place_of_sdpa
 from envsdk.trainers.packing import MicroBatch, Tree
 from envsdk.trainers.torch_optimizer import dither_of
 from envsdk.trainers.training_args import TransformersArgs
-from envsdk.trainers.tree_attention import blocked_mask, take_place_of_sdpa
 
 if TYPE_CHECKING:
     from envsdk.trainers.lora import LoRA

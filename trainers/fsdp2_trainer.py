@@ -23,11 +23,15 @@ from torch.distributed.tensor import DTensor
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
-from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.packing import Row, divide
 from envsdk.trainers.policy_trainer import ScoreKind, validated_settings
-from envsdk.trainers.process_group import join_process_group
-from envsdk.trainers.sharded import full_tensor
+from envsdk.trainers.process_group import (
+    all_gather,
+    full_tensor,
+    join_process_group,
+    on_first_rank,
+    raise_on_all_ranks,
+)
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_trainer import Found, TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig

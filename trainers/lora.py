@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.trainers.sharded import full_tensor
+from envsdk.trainers.process_group import full_tensor
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 if TYPE_CHECKING:

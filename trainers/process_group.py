@@ -1,15 +1,22 @@
-"""Where the ranks of one trainer meet: a `torch.distributed` process group that keeps to itself."""
+"""Where the ranks of one trainer meet: a `torch.distributed` process group that keeps to itself,
+its collective calls, which every rank makes, and parameters that ranks shard (`DTensor`) or hold in full.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from envsdk.base.net.rendezvous import address_towards, host_store, interface_of, join_store
+from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trainer import TrainerRank
 
 MEETING_TIMEOUT_S = 300.0
@@ -50,3 +57,47 @@ def _store(rank: TrainerRank) -> Store:
     if rank.rank:
         return join_store(address, port, world_size, timeout=timeout, wait_for_all=True)
     return host_store(address, port, world_size, timeout=timeout, wait_for_all=True)
+
+
+Found = TypeVar("Found")
+
+
+def all_gather(found: Found) -> list[Found]:
+    """The values of all ranks, in their order, on every rank; they are pickled on the way."""
+    everything: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, found)
+    return everything
+
+
+def raise_on_all_ranks(action: Callable[[], Found]) -> Found:
+    """Return the result of `action`; raise a StorageError of one rank on all, so that none waits for it."""
+    failure: StorageError | None = None
+    try:
+        result = action()
+    except StorageError as error:
+        failure = error
+    for message in all_gather(None if failure is None else str(failure)):
+        if message is not None:
+            raise StorageError(message) from failure
+    return result
+
+
+def on_first_rank(action: Callable[[], None]) -> None:
+    """`action` on rank 0, while the others wait; its StorageError is raised on all."""
+    raise_on_all_ranks(action if dist.get_rank() == 0 else lambda: None)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The tensor in full on every rank; all ranks make the call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_like(parameter: Tensor, values: Tensor) -> Tensor:
+    """A copy of `values` on the device of `parameter`, sharded like it; each rank cuts out its own part.
+
+    Scalars are not sharded.
+    """
+    if isinstance(parameter, DTensor) and not isinstance(values, DTensor) and values.ndim:
+        mesh, placements = parameter.device_mesh, parameter.placements
+        values = distribute_tensor(values.to(parameter.device), mesh, placements, src_data_rank=None)
+    return torch.clone(values.to(parameter.device))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from envsdk.contracts.failures import TrainerError
 from envsdk.trainers.offload import DeviceMemory, placed
-from envsdk.trainers.sharded import full_tensor, placed_like
+from envsdk.trainers.process_group import full_tensor, placed_like
 from envsdk.trainers.training_args import TrainingArgs
 
 

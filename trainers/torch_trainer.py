@@ -30,7 +30,7 @@ from envsdk.trainers.offload import DeviceMemory, move_module
 from envsdk.trainers.packing import MicroBatch, Row, pack
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
-from envsdk.trainers.sharded import full_tensor
+from envsdk.trainers.process_group import full_tensor
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 from envsdk.trainers.torch_optimizer import Optimizer

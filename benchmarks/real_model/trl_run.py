@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from envsdk.rewards import Sample
 from envsdk.rewards.mathematics import MathArgs, MathReward
-from envsdk.rewards.prompt_data.word_problems import word_problem_rows
+from envsdk.rewards.prompt_data.generated_rows import word_problem_rows
 
 PROMPTS, RESPONSES = 16, 8
 

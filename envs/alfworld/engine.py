@@ -32,9 +32,8 @@ from textworld.generator.game import EntityInfo
 from textworld.logic import Proposition, Signature
 
 from envsdk.envs.alfworld import memo
-from envsdk.envs.alfworld.games import Game, GameDataError
+from envsdk.envs.alfworld.games import Game, GameDataError, Scene
 from envsdk.envs.alfworld.libraries import LibraryPool, engine_version
-from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import Fact, View, next_command, reached_stages
 from envsdk.envs.alfworld.translations import TranslationStore
 

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from envsdk.contracts.env import Info, TextEnv
 from envsdk.contracts.turn_env import PRINTABLE, AnyTextSpaces
-from envsdk.envs.alfworld.games import TASK_TYPES, Game, Split
+from envsdk.envs.alfworld.games import TASK_TYPES, Game, Scene, Split
 from envsdk.envs.alfworld.notebook import Notebook
 from envsdk.envs.alfworld.pool import PoolSettings, RemoteGame, shared_pool
 from envsdk.envs.alfworld.replies import ActionFormat, format_reply, parse_reply
-from envsdk.envs.alfworld.scenes import Scene
 from envsdk.envs.alfworld.solver import STAGES
 from envsdk.envs.alfworld.sources import GameSource, GeneratedGames, OfficialGames
 from envsdk.envs.arguments import EnvArguments, keywords_of

@@ -1,9 +1,10 @@
-"""What a game is, before any engine plays it: a PDDL problem, its goal and the goal in words."""
+"""What a game is: a PDDL problem, its goal and the goal in words; and what crosses the pipe to its engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
 
 PICK = "pick_and_place_simple"
 LOOK = "look_at_obj_in_light"
@@ -50,3 +51,36 @@ class Game:
     """PDDL; None stands for the one that ALFWorld ships."""
     grammar: str | None = None
     """TextWorld grammar with the description in it; None stands for ALFWorld's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    verb: str
+    """A method of `Engine`."""
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
+    """Sessions that nobody plays any more; ended first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    value: Any = None
+    bad_game: str = ""
+    """Why the game cannot be played."""
+    error: str = ""
+    """What the engine raised."""
+    resident_mb: int = 0
+    """Memory of the engine's process."""
+
+
+class Scene(NamedTuple):
+    """One answer of the engine."""
+
+    feedback: str
+    """Its text."""
+    admissible: tuple[str, ...]
+    """Commands that do something now, sorted."""
+    won: bool
+    stages: tuple[str, ...]
+    """Stages on the way to the goal that the state shows; empty unless they were asked for."""

@@ -33,9 +33,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from envsdk.base.store.cache import cache_folder
-from envsdk.envs.alfworld.games import Game, GameDataError
-from envsdk.envs.alfworld.requests import Answer, Request
-from envsdk.envs.alfworld.scenes import Scene
+from envsdk.envs.alfworld.games import Answer, Game, GameDataError, Request, Scene
 
 _MOST_PROCESSES = 8
 _SLACK = 4

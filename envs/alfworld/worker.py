@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from envsdk.envs.alfworld.games import GameDataError
-from envsdk.envs.alfworld.requests import Answer, Request
+from envsdk.envs.alfworld.games import Answer, GameDataError, Request
 
 if TYPE_CHECKING:
     from envsdk.envs.alfworld.engine import Engine

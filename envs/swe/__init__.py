@@ -19,7 +19,7 @@ SPEC = EnvSpec(
         " To submit, run: echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git add -A && git diff --cached"
     ),
     local_arguments=("repositories", "backend", "backend_settings", "render_mode"),
-    notes="envsdk.envs.swe.weak_tasks:notes",
+    notes="envsdk.envs.swe.task_list:notes",
     program_argument="harness",
     lacks="envsdk.envs.swe.env:lacks",
     needs=dict.fromkeys(("coverage", "packaging", "pytest"), "pip install 'envsdk[swe]'"),

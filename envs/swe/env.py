@@ -23,10 +23,9 @@ from envsdk.envs.shell.env import ShellArguments, ShellEnv, ShellState
 from envsdk.envs.shell.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format_reply, parse_reply
 from envsdk.envs.swe.harness import read_harness, staged
 from envsdk.envs.swe.observations import SUBMIT_COMMAND, Ending, holds_diff, render_task, without_surrogates
-from envsdk.envs.swe.task_list import task_list
+from envsdk.envs.swe.task_list import WeakTasks, task_list, task_to_train_on
 from envsdk.envs.swe.tasks import ImageSource, Task
 from envsdk.envs.swe.tasks.task import Outcome
-from envsdk.envs.swe.weak_tasks import WeakTasks, task_to_train_on
 from envsdk.envs.swe.workspace import (
     Submitted,
     Workspace,

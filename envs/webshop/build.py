@@ -42,8 +42,7 @@ class BuildStoreOptions(Options):
 def command(options: BuildStoreOptions) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
     from envsdk.base.display.console import TerminalConsole
-    from envsdk.envs.webshop.build_progress import BuildProgress
-    from envsdk.envs.webshop.builder import BuildOptions, build
+    from envsdk.envs.webshop.builder import BuildOptions, BuildProgress, build
     from envsdk.envs.webshop.store import open_store, verify
 
     if options.check is not None:

@@ -13,18 +13,19 @@ import math
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
+from rich.console import Console
 
 from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.base.store.file_lock import locked
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.webshop.build_progress import BuildProgress
 from envsdk.envs.webshop.columns import PIECE, create_column
 from envsdk.envs.webshop.goal_files import write_goals
 from envsdk.envs.webshop.goals import PRICE_SEED
@@ -267,7 +268,7 @@ class _Build:
         self._save_state()
 
     def _add(self, batch: Sequence[tuple[int, Any]], files: ProductFiles) -> None:
-        from envsdk.envs.webshop.analyzer import tokens
+        from envsdk.envs.webshop.index import tokens
 
         loaded: list[Product] = []
         for number, raw in batch:
@@ -373,3 +374,38 @@ def _asin(raw: Any) -> str:
     if not is_unicode(asin):
         raise BadRecord(f"asin: holds half of a surrogate pair: {asin!r}")
     return asin
+
+
+_TELL_EVERY_S = 5.0
+
+
+class BuildProgress:
+    """A bar on a terminal, a line now and then elsewhere, nothing without a console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self._told_at = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if self._console is not None and self._console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=1.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, what: str, share: float) -> None:
+        """`what` is being done, and `share` of it, 0 to 1, is."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=what, completed=min(share, 1.0))
+        elif self._console is not None and time.monotonic() - self._told_at >= _TELL_EVERY_S:
+            self._told_at = time.monotonic()
+            self._console.print(f"{what}: {share:.0%}", highlight=False)

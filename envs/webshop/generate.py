@@ -14,6 +14,7 @@ import math
 import random
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,8 +27,33 @@ from envsdk.base.settings.options import Option, Options
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_lock import locked
-from envsdk.envs.webshop import vocabulary as words
 from envsdk.envs.webshop.store import FORMAT, is_complete
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of product."""
+
+    query: str
+    path: str
+    noun: str
+    """As titles have it."""
+    options: tuple[str, ...]
+    """Names of `OPTIONS`."""
+
+
+_WORDS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("vocabulary.toml").read_text(encoding="utf-8")
+)
+
+BRANDS, ADJECTIVES = tuple(_WORDS["brands"]), tuple(_WORDS["adjectives"])
+BULLETS, SENTENCES, REQUESTS = (tuple(_WORDS[name]) for name in ("bullets", "sentences", "requests"))
+TRAITS = {category: tuple(words) for category, words in _WORDS["attributes"].items()}
+OPTIONS = {name: tuple(values) for name, values in _WORDS["options"].items()}
+KINDS = {
+    category: tuple(Kind(query, path, noun, tuple(options)) for query, path, noun, options in kinds)
+    for category, kinds in _WORDS["kinds"].items()
+}
 
 NUM_PRODUCTS = 1000
 ITEMS, ATTRIBUTES, HUMAN = "items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"
@@ -54,7 +80,7 @@ class Entry:
 
 def generate(num_products: int, seed: int) -> Iterator[Entry]:
     """The entries of a catalogue, one by one."""
-    categories = list(words.KINDS)
+    categories = list(KINDS)
     for number in range(num_products):
         yield _entry(number, categories[number % len(categories)], random.Random(f"{seed} {number}"))
 
@@ -101,14 +127,14 @@ def generated_store(num_products: int = NUM_PRODUCTS, seed: int = 0) -> Path:
 
 
 def _entry(number: int, category: str, rng: random.Random) -> Entry:
-    kind = rng.choice(words.KINDS[category])
+    kind = rng.choice(KINDS[category])
     asin = _asin(number, rng)
-    attributes = rng.sample(words.ATTRIBUTES[category], rng.randint(2, 4))
-    brand = rng.choice(words.BRANDS)
-    title = " ".join((brand, rng.choice(words.ADJECTIVES), kind.noun)) + ", " + ", ".join(attributes).title()
+    attributes = rng.sample(TRAITS[category], rng.randint(2, 4))
+    brand = rng.choice(BRANDS)
+    title = " ".join((brand, rng.choice(ADJECTIVES), kind.noun)) + ", " + ", ".join(attributes).title()
     options = {}
     for name in kind.options:
-        values = words.OPTIONS[name]
+        values = OPTIONS[name]
         options[name.partition("/")[0]] = rng.sample(values, rng.randint(2, min(len(values), 5)))
     fields = {
         "brand": brand,
@@ -117,8 +143,8 @@ def _entry(number: int, category: str, rng: random.Random) -> Entry:
         "last": attributes[-1],
         "weight": rng.randint(40, 4000),
     }
-    sentences = rng.sample(words.SENTENCES, rng.randint(0, len(words.SENTENCES)))
-    bullets = rng.sample(words.BULLETS, rng.randint(1, 4))
+    sentences = rng.sample(SENTENCES, rng.randint(0, len(SENTENCES)))
+    bullets = rng.sample(BULLETS, rng.randint(1, 4))
     item = {
         "asin": asin,
         "name": title,
@@ -145,7 +171,7 @@ def _entry(number: int, category: str, rng: random.Random) -> Entry:
 
 
 def _request(
-    asin: str, kind: words.Kind, attributes: list[str], options: Mapping[str, list[str]], rng: random.Random
+    asin: str, kind: Kind, attributes: list[str], options: Mapping[str, list[str]], rng: random.Random
 ) -> dict[str, Any]:
     """What a person might ask for."""
     asked = rng.sample(attributes, rng.randint(1, min(3, len(attributes))))
@@ -156,7 +182,7 @@ def _request(
     }
     wanted = " and ".join(f"{name} {value}" for name, value in chosen.items())
     noun = kind.noun.lower()
-    text = rng.choice(words.REQUESTS).format(
+    text = rng.choice(REQUESTS).format(
         article="an" if noun[0] in "aeiou" else "a",
         noun=noun,
         attributes=" and ".join(asked),

@@ -15,13 +15,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from envsdk.envs.webshop.goals import Goal
-from envsdk.envs.webshop.products import Product
 from envsdk.envs.webshop.reward import Score, score_purchase
+from envsdk.envs.webshop.store import MAX_RESULTS, Store
 
-MAX_RESULTS = 50
 PAGE_SIZE = 10
 
 SUB_PAGES = {
@@ -40,29 +39,6 @@ class Page(StrEnum):
     ITEM = "item"
     SUB = "sub"
     DONE = "done"
-
-
-class Catalogue(Protocol):
-    """What a session reads; products go by their position."""
-
-    def product(self, index: int) -> Product: ...
-
-    def card(self, index: int) -> tuple[str, str, str]:
-        """Asin, title and price tag: what a results page shows of a product."""
-
-    def price(self, index: int) -> float:
-        """Dollars."""
-
-    def search(self, query: str) -> Sequence[int]:
-        """At most `MAX_RESULTS` products, best first."""
-
-    def by_query(self, query: str) -> Sequence[int]:
-        """Every product that was found by `query` when the catalogue was made."""
-
-    def by_category(self, category: str) -> Sequence[int]: ...
-
-    @property
-    def num_products(self) -> int: ...
 
 
 Draw = Callable[[int, int], Sequence[int]]
@@ -106,7 +82,7 @@ class Session:
     session.act("click[b07xyz1234]")
     """
 
-    catalogue: Catalogue
+    catalogue: Store
     goal: Goal
     show_attributes: bool = False
     strict_options: bool = False

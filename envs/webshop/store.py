@@ -27,7 +27,6 @@ from envsdk.envs.webshop.goals import DrawnGoal, Goal, GoalKind, make_goal
 from envsdk.envs.webshop.index import DOCUMENTS, RANKS, SCORES, STARTS, TERMS, Index, load_shared
 from envsdk.envs.webshop.json_stream import BadData
 from envsdk.envs.webshop.products import HumanInstruction, Product
-from envsdk.envs.webshop.session import MAX_RESULTS
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -46,6 +45,8 @@ FILES = (
 GOAL_DTYPE = np.dtype([("product", "<u4"), ("variant", "<u4"), ("price_upper", "<f8"), ("cumulative", "<f8")])
 """A goal on disk; `cumulative` is the sum of the weights up to and including it."""
 
+MAX_RESULTS = 50
+"""Products that a search finds at most, best first."""
 _SEPARATOR = "\x1f"
 _PRODUCT = TypeAdapter(Product)
 _PRODUCT_FIELDS, _HUMAN_FIELDS = (
@@ -90,13 +91,13 @@ class Records:
 
 
 class Store:
-    """A complete store; the `Catalogue` of a session. Use `open_store`.
+    """A complete store, which sessions read; products go by their position. Use `open_store`.
 
     Products that were read are kept, a few thousand of them: a page that is shown again costs no decoding.
     """
 
     def __init__(self, folder: Path) -> None:
-        from envsdk.envs.webshop.analyzer import tokens
+        from envsdk.envs.webshop.index import tokens
 
         self._tokens = tokens
         self.folder = folder
@@ -116,9 +117,11 @@ class Store:
         return len(self._products)
 
     def price(self, index: int) -> float:
+        """Dollars."""
         return float(self._prices[index])
 
     def by_query(self, query: str) -> Sequence[int]:
+        """Every product that was found by `query` when the catalogue was made."""
         return self._labeled("query", query, BY_QUERY)
 
     def by_category(self, category: str) -> Sequence[int]:
@@ -146,6 +149,7 @@ class Store:
         return decode_product(self._products[index])
 
     def _card(self, index: int) -> tuple[str, str, str]:
+        """Asin, title and price tag: what a results page shows of a product."""
         text = self._cards[index].decode("utf-8", "surrogatepass")
         asin, price_tag, title = text.split(_SEPARATOR, 2)
         return asin, title, price_tag

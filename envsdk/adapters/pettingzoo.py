@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from envsdk.adapters.gymnasium.actions import action_names, parser_for
-from envsdk.adapters.gymnasium.observations import in_words, without_colors
-from envsdk.adapters.gymnasium.prompt import how_to_reply
+from envsdk.adapters.gymnasium.spaces import action_names, how_to_reply, in_words, parser_for, without_colors
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.text import NO_ANSWER, tagged, tagged_answer

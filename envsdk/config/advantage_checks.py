@@ -1,4 +1,4 @@
-"""Checks of the settings of rewards, advantages, aggregation and group filters against one another."""
+"""Checks of rewards, advantages, aggregation and group filters against one another, and notes about them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
+from envsdk.algorithms import loss_settings
 from envsdk.algorithms.estimator_contract import EstimatorArgs
 from envsdk.algorithms.loss_settings import corrected_twice
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
@@ -13,6 +14,7 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import Problem
 from envsdk.config import plugins
 from envsdk.config.models import RunConfig
+from envsdk.config.sampling_support import support_problem
 from envsdk.contracts.failures import ConfigurationError
 
 COMPARING_FILTERS = ("zero_variance", "uniform_success")
@@ -160,3 +162,47 @@ def _corrected_twice(config: RunConfig) -> Iterator[Problem]:
     twice = corrected_twice(config, own)
     if twice is not None:
         yield Problem(("train_infer_correction", "is_weight", "enabled"), twice)
+
+
+def algorithm_notes(config: RunConfig, *, at_start: bool = False) -> list[str]:
+    """Sentences about what the policy loss of this run does not do; see `loss_settings.notes`.
+
+    `at_start` leaves out that a ratio is 1 by construction, which is so by default and harms nothing.
+    """
+    infer = config.actor_infer
+    sampling = infer.generating_args.sampling
+    mini_batch = config.ppo_mini_batch_size or config.train_batch_size
+    found = loss_settings.notes(
+        config,
+        one_optimizer_step=not at_start and config.ppo_epochs == 1 and mini_batch >= config.train_batch_size,
+        max_staleness=config.staleness_bound,
+        unknown_support=_unknown_support(config),
+    )
+    if infer.settings.get("logprobs") == "raw" and sampling.temperature not in (0, 1):
+        found.append(
+            "actor_infer records raw log-probabilities, those of temperature 1, while replies are sampled "
+            f"and the trainer computes at temperature {sampling.temperature:g}: set logprobs: sampling"
+        )
+    longest = infer.generating_args.max_new_tokens
+    found += [
+        f"custom_envs.{tag}: replies end after actor_infer.generating_args.max_new_tokens={longest}, before "
+        f"max_tokens_per_step={env.max_tokens_per_step}: raise the former, or lower the latter"
+        for tag, env in config.custom_envs.items()
+        if env.max_tokens_per_step is not None and env.max_tokens_per_step > longest
+    ]
+    return found
+
+
+_WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
+"""Sampling that leaves no token out."""
+
+
+def _unknown_support(config: RunConfig) -> str:
+    problem, left_out = support_problem(config), "leaves out tokens that the trainer counts"
+    if problem is None and any(env.structured_output is not None for env in config.custom_envs.values()):
+        return f"structured_output {left_out} (with a top_k the engine tells which)"
+    if not problem:
+        return ""
+    sampling = config.actor_infer.generating_args.sampling
+    name, whole = next(each for each in _WHOLE.items() if getattr(sampling, each[0]) != each[1])
+    return f"{name}={getattr(sampling, name):g} {left_out} ({problem}; set {name}={whole})"

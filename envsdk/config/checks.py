@@ -24,15 +24,18 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.device_memory import memory_problems
 from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
-from envsdk.config.job_checks import job_problems
-from envsdk.config.model_checks import model_problems, replay_problems, update_problems
+from envsdk.config.loaded_models import model_problems, replay_problems, update_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.player_checks import opponent_problems, player_problems
-from envsdk.config.rlvr_checks import prompt_problems
 from envsdk.config.role_models import ActorInfer, TrainerRole
-from envsdk.config.selection_checks import selection_problems
+from envsdk.config.section_checks import (
+    job_problems,
+    opponent_problems,
+    player_problems,
+    prompt_problems,
+    selection_problems,
+    teacher_problems,
+)
 from envsdk.config.task_checks import task_problems
-from envsdk.config.teacher_checks import teacher_problems
 from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
@@ -68,7 +71,7 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
         job_problems,
     )
     if for_training:
-        checks += (_engine_learns, _one_server, sharing_problems, _device_memory)
+        checks += (_engine_learns, sharing_problems, _device_memory)
         checks += (model_problems, update_problems, replay_problems)
     return [problem for each in checks for problem in each(config)]
 
@@ -455,23 +458,19 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
 
 
 def _engine_learns(config: RunConfig) -> Iterator[Problem]:
-    engine = config.actor_infer.strategy_args.strategy_name
+    infer = config.actor_infer
+    engine = infer.strategy_args.strategy_name
     model = plugins.settings_model("engines", engine, "strategy_config")
-    if model is not None and issubclass(model, EngineSettings) and not model.takes_new_weights:
+    if model is None or not issubclass(model, EngineSettings):
+        return
+    if not model.takes_new_weights:
         yield Problem(
             ("actor_infer", "strategy_args", "strategy_name"),
             f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "
             "`envsdk collect` or `envsdk evaluate`, and train with another engine",
         )
-
-
-def _one_server(config: RunConfig) -> Iterator[Problem]:
-    infer = config.actor_infer
-    model = plugins.settings_model("engines", infer.strategy_args.strategy_name, "strategy_config")
-    if model is None or not issubclass(model, EngineSettings) or infer.engines_between[1] == 1:
-        return
     with suppress(ValidationError):  # which another check reports
-        if model.model_validate(infer.settings).is_one_server:
+        if infer.engines_between[1] > 1 and model.model_validate(infer.settings).is_one_server:
             yield Problem(
                 ("actor_infer", "num_engines"),
                 "the server at strategy_config.base_url belongs to one engine, whose updates abort all that "

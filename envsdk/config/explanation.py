@@ -14,7 +14,7 @@ from envsdk.algorithms.task_samplers.scored import ScoredArgs
 from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import known_folder
 from envsdk.base.store.model_files import is_model_folder, stored_dtype, stored_model_type
-from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.advantage_checks import algorithm_notes
 from envsdk.config.device_memory import (
     device_bytes,
     device_needs,
@@ -40,7 +40,7 @@ from envsdk.config.plugins import (
 )
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
-from envsdk.config.teacher_checks import teachers_by_tag
+from envsdk.config.section_checks import teachers_by_tag
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.reward import AsyncRewardFunction, Runs

@@ -1,8 +1,10 @@
-"""The models that a program loads: its roles', its teachers' and its opponents', each with what runs it."""
+"""The models that a program loads: its roles', its teachers' and its opponents', each with what runs it; and
+checks of the file against them, where they are on this machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from envsdk.base.plugins import plugin_names
-from envsdk.base.settings.problems import KeyPath
+from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.base.store.hub import known_folder
-from envsdk.base.store.model_files import newest_model
+from envsdk.base.store.model_files import dense_family, is_model_folder, newest_model, stored_model_type
+from envsdk.config import plugins
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import ENGINES, settings_model
 from envsdk.config.role_models import Role, StrategyArgs
+from envsdk.config.sampling_support import known_settings
+from envsdk.engines.settings import NO_EXPERTS, EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +93,48 @@ def roles_of(config: RunConfig) -> Mapping[str, Role]:
         if config.needs_reference:
             roles["reference"] = config.reference
     return roles
+
+
+def model_problems(config: RunConfig) -> Iterator[Problem]:
+    """What trainers and engines would refuse when they start."""
+    for model in models_of(config).values():
+        if problem := _start_problem(config, model):
+            yield Problem((*model.path, "strategy_args"), problem)
+
+
+def _start_problem(config: RunConfig, model: LoadedModel) -> str:
+    settings, folder = model.own_settings, model.folder
+    if isinstance(settings, EngineSettings):
+        return settings.start_problem(
+            folder, sequence_length=config.sequence_length, max_running=model.num_replies
+        )
+    problem_of = getattr(settings, "model_problem", None)
+    return problem_of(folder) if problem_of and folder and is_model_folder(folder) else ""
+
+
+def update_problems(config: RunConfig) -> Iterator[Problem]:
+    """Families of which an engine takes no new weights."""
+    folder, engine = known_folder(config.pretrain), known_settings(config)
+    if folder and engine and (why := engine.update_problem(stored_model_type(folder))):
+        yield Problem(("actor_infer", "strategy_args", "strategy_name"), why)
+
+
+def replay_problems(config: RunConfig) -> Iterator[Problem]:
+    """A policy without experts, or an engine or trainer that knows nothing of them."""
+    if not config.algorithm.train_infer_correction.routing_replay:
+        return
+    folder = None if config.pretrain == EMBEDDED_DEFAULT else known_folder(config.pretrain)
+    family = "Qwen3" if config.pretrain == EMBEDDED_DEFAULT else folder and dense_family(folder)
+    path: KeyPath = ("train_infer_correction", "routing_replay")
+    if family:
+        yield Problem(path, f"the policy is dense ({family}): leave this out")
+        return
+    engine = known_settings(config)
+    if engine is not None and not engine.may_tell_experts:
+        yield Problem(path, f"`{config.actor_infer.strategy_args.strategy_name}` {NO_EXPERTS}")
+    trainer = config.actor_train.strategy_args.strategy_name
+    if not getattr(plugins.settings_model("trainers", trainer, "strategy_config"), "replays_routing", False):
+        yield Problem(
+            path,
+            f"the trainer `{trainer}` replays no experts: take `torch`, `fsdp2_train` or `megatron_train`",
+        )

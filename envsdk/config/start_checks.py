@@ -17,7 +17,7 @@ from envsdk.config import plugins
 from envsdk.config.loaded_models import models_of
 from envsdk.config.models import RunConfig
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX, source_of
-from envsdk.config.rlvr_checks import reward_sections
+from envsdk.config.section_checks import reward_sections
 from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.rewards.loading import load_reward, settings_of
 from envsdk.rewards.prompt_data.opening import Prompts, open_prompts

@@ -19,8 +19,8 @@ from envsdk.contracts.prompts import Message, opening
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.engines.engine import GenerationRequest
-from envsdk.engines.full_context import says_context_is_full
 from envsdk.engines.proxy import InferenceProxy
+from envsdk.engines.refusals import says_context_is_full
 from envsdk.engines.sampling import OutputStructure, SamplingParams
 from envsdk.engines.tool_calls.formats import writes_tools
 

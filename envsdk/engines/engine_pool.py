@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from envsdk.engines.engine import EngineHealth
-from envsdk.engines.engine_demand import Demand, DemandConfig
-from envsdk.engines.engine_pace import Pace, num_open, slow_engines
+from envsdk.engines.engine_pace import Demand, DemandConfig, Pace, num_open, slow_engines
 
 
 class EngineState(StrEnum):

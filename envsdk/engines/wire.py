@@ -26,7 +26,8 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.sampling import SamplingParams
 
-_SAMPLING, _SPAN = Rows(SamplingParams), Rows(VersionSpan)
+_REQUEST, _SAMPLING, _SPAN = Rows(GenerationRequest), Rows(SamplingParams), Rows(VersionSpan)
+_PROMPT, _PARAMETERS = map(_REQUEST.names.index, ("prompt_ids", "sampling"))
 _SEED = _SAMPLING.names.index("seed")
 
 
@@ -34,9 +35,9 @@ _SEED = _SAMPLING.names.index("seed")
 class PackedRequests:
     """`n` requests; prompts lie end to end in `prompt_ids`."""
 
-    rows: list[tuple[str, str, int | None, int, bool, bool, int | None, int | None, int, int]]
-    """One per request: its id, session id, prompt group, priority, `stream`, `survives_weight_update`,
-    `experts_from`, seed, the position of its parameters in `all_sampling`, number of prompt tokens."""
+    rows: list[tuple[Any, ...]]
+    """One per request: its fields in their order, with the number of prompt tokens in place of the prompt,
+    and the position in `all_sampling` and the seed in place of the parameters."""
     all_sampling: list[tuple[Any, ...]]
     """Different parameters once: the fields of `SamplingParams` in their order; the seed is that of some
     request."""
@@ -72,20 +73,9 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> PackedRequests:
         number = known.setdefault(sampling[:_SEED] + sampling[_SEED + 1 :], len(known))
         if number == len(all_sampling):
             all_sampling.append(sampling)
-        rows.append(
-            (
-                request.request_id,
-                request.session_id,
-                request.prompt_group,
-                request.priority,
-                request.stream,
-                request.survives_weight_update,
-                request.experts_from,
-                request.sampling.seed,
-                number,
-                len(request.prompt_ids),
-            )
-        )
+        row = list(_REQUEST.row(request))
+        row[_PROMPT], row[_PARAMETERS] = len(request.prompt_ids), (number, request.sampling.seed)
+        rows.append(tuple(row))
     prompt_ids = _joined([request.prompt_ids for request in requests], np.int32)
     return PackedRequests(rows, all_sampling, prompt_ids)  # type: ignore[arg-type]
 
@@ -94,31 +84,12 @@ def unpack_requests(packed: PackedRequests) -> list[GenerationRequest]:
     all_sampling = [_SAMPLING.make(row) for row in packed.all_sampling]
     requests: list[GenerationRequest] = []
     start = 0
-    for (
-        request_id,
-        session_id,
-        prompt_group,
-        priority,
-        stream,
-        is_lasting,
-        experts_from,
-        seed,
-        sampling,
-        count,
-    ) in packed.rows:
-        requests.append(
-            GenerationRequest(
-                request_id=request_id,
-                prompt_ids=packed.prompt_ids[start : start + count],
-                sampling=all_sampling[sampling].with_seed(seed),
-                session_id=session_id,
-                prompt_group=prompt_group,
-                priority=priority,
-                stream=stream,
-                survives_weight_update=is_lasting,
-                experts_from=experts_from,
-            )
-        )
+    for packed_row in packed.rows:
+        row = list(packed_row)
+        count, (number, seed) = row[_PROMPT], row[_PARAMETERS]
+        row[_PROMPT] = packed.prompt_ids[start : start + count]
+        row[_PARAMETERS] = all_sampling[number].with_seed(seed)
+        requests.append(_REQUEST.make(row))
         start += count
     return requests
 
@@ -153,35 +124,26 @@ def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]
     start = 0
     for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
         top, prompt_scores, experts, support = packed.extras.get(number, (None, None, None, None))
-        token_ids = packed.token_ids[start : start + count]
-        logprobs = packed.logprobs[start : start + count]
-        spans = tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans)
+        sampled: dict[str, Any] = {
+            "request_id": request_id,
+            "token_ids": packed.token_ids[start : start + count],
+            "logprobs": packed.logprobs[start : start + count],
+            "version_spans": tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans),
+            "top": top,
+            "support": support,
+        }
         start += count
         if not finish_reason:
-            results.append(
-                TokenDelta(
-                    request_id=request_id,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    version_spans=spans,
-                    top=top,
-                    support=support,
-                )
-            )
+            results.append(TokenDelta(**sampled))
             continue
         results.append(
             GenerationResult(
-                request_id=request_id,
-                token_ids=token_ids,
-                logprobs=logprobs,
-                version_spans=spans,
+                **sampled,
                 finish_reason=FinishReason(finish_reason),
                 error=error,
                 error_kind=ErrorKind(error_kind),
-                top=top,
                 prompt_scores=prompt_scores,
                 experts=experts,
-                support=support,
             )
         )
     return results

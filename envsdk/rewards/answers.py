@@ -16,7 +16,58 @@ from typing import Literal
 
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.rewards.answer_text import NO_SPACES, after_thinking, is_thinking
-from envsdk.rewards.denials import BOUND, denied, denied_before
+
+_AROUND = 60
+"""Characters before and after an answer in which a denial is looked for."""
+_WRONG = (
+    r"(?:(?:a |an |the )?(?:wrong|incorrect|false|mistaken|(?:a )?mistake)|not (?:right|correct|it|true))\b"
+)
+_BEFORE = re.compile(
+    r"(?:\bnot|\bcannot|n['’]t|≠|\\neq?\b|\\ne|anything but|\bno (?:es|son)|\bnão é|\bnon è|\bnicht"
+    r"|\bn['’]est pas|\bне|\bto nie|\bniet|不是|不等于|不為|不为|并非|並非)"
+    r"\s*(?:equal to|equals?|be|to be|exactly|the number)?[\s$*({:\[\\]*$",
+    re.IGNORECASE,
+)
+_SENTENCE_BEFORE = re.compile(
+    r"(?:\bnot (?:true|think|believe|say|claim|the case)|n['’]t (?:think|believe|say|true)"
+    r"|(?<!no )(?<!without )(?<!without a )\bdoubt|\bfalse (?:that|to say)|\bunlikely)[^.\n]*$",
+    re.IGNORECASE,
+)
+_AFTER = re.compile(
+    r"[\s$*)}\]\\`]*(?:"
+    rf"(?:is|was|are)(?:n['’]t|\s+not)\b(?!\s(?:hard|difficult|only|just|too)\b)|(?:is|was|are)\s+{_WRONG}"
+    r"|\(\s*(?:wrong|incorrect|not)\b|[✗✘❌]|\?\s*(?:no|nope|not)\b"
+    r"|(?:is|was|are)\s(?:clearly |therefore |thus )?(?:impossible|excluded|extraneous|ruled out|rejected)\b"
+    r"|(?:cannot|can['’]t|could not) (?:be|satisfy|work)\b|does(?: not|n['’]t)\b|fails\b"
+    r"|no es\b|não é\b|non è\b|ist (?:nicht|falsch)\b|n['’]est pas\b|est faux\b|не\b|неверно|değil"
+    r"|[이가은는]?\s*아[닙니님]|では(?:な|ありません)|じゃない|不对|不對|不正确|是错|是錯"
+    r"|[.?!,;:—–-]+\s*(?:(?:oh|no|hmm+|wait|oops|actually|but|sorry)\b[\s,.!—–-]*){0,3}"
+    r"(?:that|this|it|which)\s?"
+    rf"(?:(?:['’]s|is|was|seems)\s(?:clearly |certainly |definitely |also )?{_WRONG}"
+    r"|(?:can['’]t|cannot|can not) be (?:right|correct|true|it)\b"
+    r"|(?:is|was)n['’]t (?:right|correct|true|it)\b))",
+    re.IGNORECASE,
+)
+BOUND = re.compile(
+    r"(?:(?:strictly|definitely|certainly) )?(?:twice|double|triple|at least|at most|up to|between"
+    r"|(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|no (?:more|less|fewer) than"
+    r"|anything but|above|below)\b",
+    re.IGNORECASE,
+)
+"""Words before a number that make another value, or no value, of it."""
+
+
+def denied(text: str, start: int, end: int) -> bool:
+    """Whether what stands in `text[start:end]` is denied right before or after it, or by its sentence."""
+    before = text[max(0, start - _AROUND) : start]
+    return denied_before(before) or _AFTER.match(text[end : end + _AROUND]) is not None
+
+
+def denied_before(before: str) -> bool:
+    """Whether the end of a text denies what follows it."""
+    before = before[-_AROUND:]
+    return _BEFORE.search(before) is not None or _SENTENCE_BEFORE.search(before) is not None
+
 
 Way = Literal["boxed", "tag", "hash", "answer_is", "last"]
 
@@ -100,7 +151,7 @@ _BARE_LATEX = re.compile(
 )
 _BOLD_END = re.compile(r"\*\*([^*]{1,40}?)\.?\*\*\W*$")
 _MAX_BOXES = 20
-_AROUND = 60
+_BETWEEN = 60
 """Characters between two boxes that may be one answer."""
 _MAX_WORDS_CHARS = 40
 """A response without number or formula that is no longer is an answer in words: `north-east`."""
@@ -170,7 +221,7 @@ def _boxed(text: str, limit: int) -> Found | None:
             return Found(None, problem=f"no answer: {short(contents[0])} is denied")
         before = starts.pop() if starts else None
         previous = None if before is None else boxed_content(text, before, limit)
-        if before is None or previous is None or not 0 <= start - previous[1] <= _AROUND:
+        if before is None or previous is None or not 0 <= start - previous[1] <= _BETWEEN:
             break
         if not _AND_OR.fullmatch(_GAP.sub(r" \1 ", text[previous[1] : start])):
             break
@@ -179,7 +230,7 @@ def _boxed(text: str, limit: int) -> Found | None:
         if len(contents) > _MAX_BOXES:
             return Found(None, problem="no answer: too many boxes in a row")
         start = before
-    if other := _OR_OTHER.match(text[end : end + _AROUND]):
+    if other := _OR_OTHER.match(text[end : end + _BETWEEN]):
         contents.append(other[1])
     return Found(", ".join(contents))
 

@@ -27,11 +27,11 @@ from envsdk.algorithms.batches import (
     token_ids,
 )
 from envsdk.base.display.progress import ProgressDisplay, Validation
-from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.advantage_checks import algorithm_notes
 from envsdk.config.device_sharing import Phase
 from envsdk.config.models import RunConfig
+from envsdk.config.section_checks import teachers_by_tag
 from envsdk.config.start_checks import prompt_notes
-from envsdk.config.teacher_checks import teachers_by_tag
 from envsdk.contracts.failures import Interrupted, RolloutStalled
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TeacherScores, TrainBatch
@@ -45,7 +45,7 @@ from envsdk.runs.selection import Selection
 from envsdk.runs.shared_devices import SharedDevices
 from envsdk.runs.step_log import StepLog
 from envsdk.runs.trainers import Trainers
-from envsdk.tracking.kernels import write_kernels
+from envsdk.tracking.run_record import write_kernels
 from envsdk.tracking.timeline import Timeline, Track
 from envsdk.tracking.tracker import Tracker
 

@@ -28,14 +28,13 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineConfig
-from envsdk.engines.engine_demand import DemandConfig
+from envsdk.engines.engine_pace import DemandConfig
 from envsdk.engines.engine_pool import PoolConfig
 from envsdk.engines.settings import NO_EXPERTS
 from envsdk.managers.batch_files import read_batch
 from envsdk.managers.explorer_scheduler import ExplorerScheduler
 from envsdk.managers.ledger_types import LedgerConfig, LedgerState
-from envsdk.managers.ray_files import find_driver_files
-from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, on_this_node
+from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, find_driver_files, on_this_node
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
 from envsdk.runs.batch_source import EngineStatus, Result, part_of_run

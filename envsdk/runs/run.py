@@ -20,8 +20,7 @@ from envsdk.config.models import RunConfig
 from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import check_start
 from envsdk.contracts.failures import EnvsdkError, Interrupted
-from envsdk.managers.ray_files import find_driver_files
-from envsdk.managers.ray_nodes import this_node
+from envsdk.managers.ray_nodes import find_driver_files, this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.batch_source import BatchSource

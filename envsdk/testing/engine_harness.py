@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import fields
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import Engine, EngineConfig, GenerationRequest, GenerationResult, WeightReference
@@ -100,13 +100,21 @@ class EngineHarness:
 
 
 def on_engine(
-    **changes: Any,
+    *, needs: str = "", **changes: Any
 ) -> Callable[[Callable[[HarnessT, Engine], Coroutine[Any, Any, None]]], Callable[[HarnessT], None]]:
-    """Makes a test of a coroutine that is given a started engine; `changes` as of `EngineHarness.config`."""
+    """Makes a test of a coroutine that is given a started engine; `changes` as of `EngineHarness.config`.
+
+    It is skipped for an engine without all abilities in `needs`, names with blanks in between.
+    """
 
     def decorate(test: Callable[[HarnessT, Engine], Coroutine[Any, Any, None]]) -> Callable[[HarnessT], None]:
         def run(self: HarnessT) -> None:
-            self.run(partial(test, self), **changes)
+            async def able(engine: Engine) -> None:
+                if lacking := [name for name in needs.split() if not getattr(engine.abilities, name)]:
+                    pytest.skip(f"the engine has no {', '.join(lacking)}")
+                await test(self, engine)
+
+            self.run(able, **changes)
 
         run.__name__, run.__qualname__, run.__doc__ = test.__name__, test.__qualname__, test.__doc__
         return run

@@ -59,9 +59,8 @@ class StructureTests(EngineHarness):
         changes = {"num_tokens": 40} | changes
         return self.request(name, structure=structure, stop_token_ids=(END_TOKEN,), **changes)
 
-    @on_engine(max_running=8)
+    @on_engine(needs="structured_output", max_running=8)
     async def test_the_text_of_a_reply_keeps_to_its_structure(self, engine: Engine) -> None:
-        _needs_structured_output(engine)
         structures = {
             "choices": (OutputStructure(choices=("north", "no", "south")), r"north|no|south"),
             "regex": (OutputStructure(regex="<a>[b-d]{2}</a>|ab"), "<a>[b-d]{2}</a>|ab"),
@@ -86,9 +85,8 @@ class StructureTests(EngineHarness):
         alone = await engine.submit(free)
         assert unheld.token_ids.tolist() == alone.token_ids.tolist()
 
-    @on_engine()
+    @on_engine(needs="structured_output")
     async def test_json_between_fixed_texts_is_kept_to_or_refused(self, engine: Engine) -> None:
-        _needs_structured_output(engine)
         either = OutputStructure(
             tagged=(
                 TaggedJson(begin="<a>", json_schema=_SCHEMA, end="</a>"),
@@ -104,11 +102,10 @@ class StructureTests(EngineHarness):
             text = text_of(result.token_ids[:-1])
             assert re.fullmatch(r'<a>\{\s*"a"\s*:\s*(true|false)\s*\}</a>|<b>"(no|on)"</b>', text), text
 
-    @on_engine()
+    @on_engine(needs="structured_output")
     async def test_a_structured_reply_that_survives_updates_keeps_to_its_structure(
         self, engine: Engine
     ) -> None:
-        _needs_structured_output(engine)
         letters = OutputStructure(regex="[a-d]{150}")
         request = self.structured_request("long", letters, num_tokens=160, survives_weight_update=True)
         running = engine.submit(request)
@@ -122,11 +119,10 @@ class StructureTests(EngineHarness):
         assert result.finish_reason is FinishReason.STOP
         assert re.fullmatch("[a-d]{150}", text_of(result.token_ids[:-1]))
 
-    @on_engine()
+    @on_engine(needs="structured_output")
     async def test_log_probabilities_of_a_structured_reply_are_those_of_what_was_left_to_choose(
         self, engine: Engine
     ) -> None:
-        _needs_structured_output(engine)
         only = OutputStructure(choices=("north",))
         forced = await engine.submit(self.structured_request("forced", only))
         assert text_of(forced.token_ids[:-1]) == "north"
@@ -160,8 +156,3 @@ class StructureTests(EngineHarness):
             assert (result.finish_reason, len(result.token_ids)) == (FinishReason.ERROR, 0), name
             assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT, (name, result.error)
         assert (await engine.submit(self.structured_request("good", structure))).error == ""
-
-
-def _needs_structured_output(engine: Engine) -> None:
-    if not engine.abilities.structured_output:
-        pytest.skip("the engine has no structured output")

@@ -29,9 +29,8 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.continuation import joined, spans_within
 from envsdk.engines.engine import Engine, GenerationRequest, GenerationResult, PauseMode, TokenDelta
-from envsdk.testing.engine_adapters import AdapterTests
+from envsdk.testing.engine_abilities import AdapterTests, LogitTests
 from envsdk.testing.engine_harness import check_result, gather, on_engine, until
-from envsdk.testing.engine_logits import LogitTests
 from envsdk.testing.engine_structures import StructureTests
 
 __all__ = ["CoreSuite", "EngineSuite", "check_result", "gather", "until"]
@@ -149,12 +148,10 @@ class CoreSuite(StructureTests, LogitTests, AdapterTests):
         await engine.resume()
         assert (await again).token_ids.tolist() == undisturbed.token_ids.tolist()
 
-    @on_engine()
+    @on_engine(needs="inflight_update")
     async def test_a_running_reply_goes_on_through_an_update_and_carries_both_versions(
         self, engine: Engine
     ) -> None:
-        if not engine.abilities.inflight_update:
-            pytest.skip("the engine does not take weights in flight")
         request = self.long_request()
         running = engine.submit(request)
         await self.mid_reply(engine)
@@ -190,10 +187,8 @@ class CoreSuite(StructureTests, LogitTests, AdapterTests):
         assert len(result.token_ids) == self.long_reply
         assert [span.version for span in result.version_spans][:1] == [0]
 
-    @on_engine()
+    @on_engine(needs="prefix_reuse")
     async def test_a_session_computes_only_what_is_new_and_gets_the_same_reply(self, engine: Engine) -> None:
-        if not engine.abilities.prefix_reuse:
-            pytest.skip("the engine keeps no prefixes")
         first = self.request("first", length=40, session_id="episode")
         reply = await engine.submit(first)
         longer = np.concatenate([first.prompt_ids, reply.token_ids, self.prompt(4)])
@@ -205,11 +200,8 @@ class CoreSuite(StructureTests, LogitTests, AdapterTests):
         assert reused.token_ids.tolist() == fresh.token_ids.tolist()
         np.testing.assert_allclose(reused.logprobs, fresh.logprobs, atol=1e-4)
 
-    @on_engine()
+    @on_engine(needs="prefix_reuse weight_updates")
     async def test_a_session_does_not_reuse_what_older_weights_computed(self, engine: Engine) -> None:
-        if not engine.abilities.prefix_reuse:
-            pytest.skip("the engine keeps no prefixes")
-        _needs_weight_updates(engine)
         first = self.request("first", length=40, session_id="episode")
         reply = await engine.submit(first)
         await engine.load_weights(self.weights(), 1)
@@ -218,10 +210,8 @@ class CoreSuite(StructureTests, LogitTests, AdapterTests):
         fresh = await engine.submit(self.request("fresh", prompt_ids=longer, seed=1))
         np.testing.assert_allclose(old.logprobs, fresh.logprobs, atol=1e-4)
 
-    @on_engine(max_running=1)
+    @on_engine(needs="progress", max_running=1)
     async def test_progress_tells_how_the_result_begins(self, engine: Engine) -> None:
-        if not engine.abilities.progress:
-            pytest.skip("the engine does not tell what it has sampled so far")
         request = self.long_request()
         running = engine.submit(request)
         waiting = engine.submit(self.request("waiting"))
@@ -431,9 +421,8 @@ class EngineSuite(CoreSuite):
         await engine.pause(PauseMode.ABORT)
         assert (await frozen).finish_reason is FinishReason.ABORT
 
-    @on_engine()
+    @on_engine(needs="weight_updates")
     async def test_replies_after_an_update_carry_its_version(self, engine: Engine) -> None:
-        _needs_weight_updates(engine)
         before = await engine.submit(self.request("before"))
         await engine.load_weights(self.weights(), 3)
         after = await engine.submit(self.request("after"))
@@ -441,9 +430,8 @@ class EngineSuite(CoreSuite):
         assert [span.version for span in after.version_spans] == [3]
         assert engine.health().version == 3
 
-    @on_engine(max_running=1)
+    @on_engine(needs="weight_updates", max_running=1)
     async def test_weights_can_be_loaded_while_paused(self, engine: Engine) -> None:
-        _needs_weight_updates(engine)
         running = engine.submit(self.long_request())
         queued = engine.submit(self.request("queued"))
         await self.mid_reply(engine)
@@ -455,10 +443,8 @@ class EngineSuite(CoreSuite):
         assert [span.version for span in (await running).version_spans] == [0, 2]
         assert [span.version for span in (await queued).version_spans] == [2]
 
-    @on_engine(max_running=1)
+    @on_engine(needs="priority", max_running=1)
     async def test_a_lower_priority_number_runs_earlier(self, engine: Engine) -> None:
-        if not engine.abilities.priority:
-            pytest.skip("the engine does not order its queue")
         await engine.pause(PauseMode.KEEP)
         order: list[str] = []
         for priority in (3, 1, 2):
@@ -467,8 +453,3 @@ class EngineSuite(CoreSuite):
         await engine.resume()
         await until(lambda: len(order) == 3)
         assert order == ["1", "2", "3"]
-
-
-def _needs_weight_updates(engine: Engine) -> None:
-    if not engine.abilities.weight_updates:
-        pytest.skip("the engine takes no weights")

@@ -1,4 +1,4 @@
-"""What trackers of services know of a run: name, settings, and the service's run that it continues."""
+"""What trackers know of a run: name, settings, the service's run that it continues, and its kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
 
 FOLDER = "trackers"
 _SECRET = re.compile(r"(api_?key|token|password|secret)s?$", re.IGNORECASE)
@@ -61,3 +61,20 @@ def _masked(values: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in values.items()
     }
+
+
+FILE_NAME = "kernels.json"
+
+
+def write_kernels(run_dir: Path, kernels: Mapping[str, Mapping[str, str]]) -> None:
+    """Kernels by trainer (`actor_train`), then by computation (`attention`)."""
+    write_json_atomically(run_dir / FILE_NAME, {role: dict(found) for role, found in kernels.items()})
+
+
+def read_kernels(run_dir: Path) -> dict[str, dict[str, str]]:
+    """What was written; nothing where the run is older, or has not started its trainers."""
+    try:
+        found = json.loads((run_dir / FILE_NAME).read_text())
+        return {str(role): {str(k): str(v) for k, v in kernels.items()} for role, kernels in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -28,8 +28,8 @@ from envsdk.contracts.failures import EnvsdkError, StorageError
 from envsdk.managers.ledger_history import replay
 from envsdk.managers.ledger_log import LOG_NAME, read_log
 from envsdk.tracking import jsonl, timeline
-from envsdk.tracking.kernels import read_kernels
 from envsdk.tracking.learning_signs import signs_of
+from envsdk.tracking.run_record import read_kernels
 from envsdk.view.columns import finite, list_columns
 from envsdk.view.filters import Filter
 from envsdk.view.index import TrajectoryIndex, key, parse_key

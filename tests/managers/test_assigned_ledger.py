@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envsdk.buffer.contract import ClaimedGroup
 from envsdk.contracts.trajectory import Task
-from envsdk.managers.assigned_ledger import MOST_OPEN_PER_SLOT, AssignedLedger
+from envsdk.managers.explorer_scheduler import MOST_OPEN_PER_SLOT, AssignedLedger
 from envsdk.managers.ledger_types import Cancel, CancelReason, Command, Grant, GroupDropped, LedgerConfig
 
 CONFIG = LedgerConfig(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_scheduler_machine import DEADLINE_S, GRACE_S, TICK_S, SchedulerMachine
 
-from envsdk.managers.awake_clock import AwakeClock
 from envsdk.managers.ledger_types import CancelReason
+from envsdk.managers.slot_activity import AwakeClock
 
 
 @given(st.lists(st.floats(0, 1e4)), st.floats(0.1, 10))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.managers.departure import Departures, EpisodeTimes, PlayedEpisode
+from envsdk.managers.worker_pool import Departures, EpisodeTimes, PlayedEpisode
 
 SECONDS = st.floats(0.1, 100.0)
 ENDS = [(0, 9, False), (0, 10, True), (5, 5, True), (11, 18, False), (11, 19, True), (31, 1, True)]

@@ -18,13 +18,16 @@ from envsdk.config import RayArgs
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.managers import ray_runtime
 from envsdk.managers.ray_runtime import (
+    KEPT_FOLDERS,
+    LOCK,
     MAX_DEFAULT_OBJECT_STORE_BYTES,
     MIN_OBJECT_STORE_BYTES,
     Head,
     Watch,
+    held_session,
     object_store_bytes,
+    remove_session,
 )
-from envsdk.managers.ray_session import KEPT_FOLDERS, LOCK, held_session, remove
 
 GB = 1024**3
 
@@ -176,7 +179,7 @@ def test_rays_folder_stays_where_what_it_was_for_failed() -> None:
         fail()
     (failed,) = sessions
     assert (failed / "logs").is_dir()
-    remove(failed)
+    remove_session(failed)
 
 
 KILLED = """
@@ -214,7 +217,7 @@ def test_where_ray_dies_another_program_takes_over_and_nothing_stays_behind(part
     assert run.stderr == ""
     left = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [each for each in left if session in each]
-    remove(Path(session))
+    remove_session(Path(session))
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ from envsdk.managers.env_worker import (
 from envsdk.managers.episode import EpisodeOrder
 from envsdk.managers.ledger_types import LedgerConfig
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
-from envsdk.managers.worker_demand import WorkerDemandConfig
-from envsdk.managers.worker_pool import WorkerPoolConfig
+from envsdk.managers.worker_pool import WorkerDemandConfig, WorkerPoolConfig
 from tests.envsdk.engines.simulated_engines import VirtualTimeLoop
 from tests.trajectories import trajectory_with
 

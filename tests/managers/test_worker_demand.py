@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envsdk.managers.worker_demand import WorkerDemand, WorkerDemandConfig, WorkerLoad
+from envsdk.managers.worker_pool import WorkerDemand, WorkerDemandConfig, WorkerLoad
 
 
 def demand(max_node_cpu: float = 0.9) -> WorkerDemand:

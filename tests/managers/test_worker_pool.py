@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from envsdk.managers.worker_demand import WorkerDemandConfig, WorkerLoad
 from envsdk.managers.worker_pool import (
     EndWorker,
     Life,
     RetireWorker,
     StartWorker,
     WorkerCommand,
+    WorkerDemandConfig,
+    WorkerLoad,
     WorkerPool,
     WorkerPoolConfig,
 )

@@ -13,7 +13,7 @@ import pytest
 
 from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
-from envsdk.tracking.kernels import read_kernels
+from envsdk.tracking.run_record import read_kernels
 from envsdk.tracking.timeline import read_timeline
 from tests.system.jobs import Job, wait_until
 

@@ -78,7 +78,7 @@ def test_scores_of_a_family_are_those_of_its_logits_and_so_are_their_gradients(
 @pytest.fixture(params=[8, 256], ids=["in blocks", "at once"], scope="module")
 def block(request) -> Iterator[int]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("envsdk.trainers.tree_attention.BLOCK", request.param)
+        patched.setattr("envsdk.trainers.attention.BLOCK", request.param)
         yield request.param
 
 
@@ -167,7 +167,7 @@ def test_sharing_is_refused_by_name_where_it_is_not_exact_and_off_where_it_is_no
 
 
 def test_a_block_of_queries_meets_no_key_of_a_branch_that_none_of_them_is_in(monkeypatch) -> None:
-    monkeypatch.setattr("envsdk.trainers.tree_attention.BLOCK", 4)
+    monkeypatch.setattr("envsdk.trainers.attention.BLOCK", 4)
     (micro,) = pack(rows_of(2, shared=8), 512, pairs_per_token=1e9)
     model = CausalLM(tiny_model("llama"), with_value_head=False, settings=TorchStrategyConfig())
     mask = model._masks_and_positions(micro.tree)["attention_mask"]

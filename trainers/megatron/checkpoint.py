@@ -21,10 +21,10 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from envsdk.contracts.failures import ConfigurationError, StorageError
-from envsdk.trainers.collectives import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.megatron import hf_weights
 from envsdk.trainers.megatron.device import device
 from envsdk.trainers.megatron.optimizer import Kind, ParallelOptimizer
+from envsdk.trainers.process_group import all_gather, on_first_rank, raise_on_all_ranks
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
 
 _HEAD = "value_head."

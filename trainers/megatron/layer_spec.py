@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from envsdk.trainers.megatron.device import device
-from envsdk.trainers.megatron.kernels import Attention
+from envsdk.trainers.megatron.device import Attention, device
 from envsdk.trainers.megatron.packing import held_positions
 
 

@@ -17,7 +17,7 @@ from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerRank
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.trainers.megatron.device import device
+from envsdk.trainers.megatron.device import Attention, chosen_attention, device
 from envsdk.trainers.megatron.hf_config import (
     check_supported,
     expert_width,
@@ -25,7 +25,6 @@ from envsdk.trainers.megatron.hf_config import (
     num_dense_layers,
     num_experts,
 )
-from envsdk.trainers.megatron.kernels import Attention, chosen_attention
 from envsdk.trainers.megatron.layer_spec import block_spec
 from envsdk.trainers.process_group import join_process_group
 

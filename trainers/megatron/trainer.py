@@ -32,22 +32,24 @@ from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainerConfig
-from envsdk.trainers.collectives import all_gather, on_first_rank
 from envsdk.trainers.megatron import checkpoint, expert_choice, hf_weights, lora
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
-from envsdk.trainers.megatron.device import device, require_gpu
+from envsdk.trainers.megatron.device import RankMemory, chosen_attention, device, kernels_of, require_gpu
 from envsdk.trainers.megatron.hf_config import read_config
-from envsdk.trainers.megatron.kernels import chosen_attention, kernels_of
-from envsdk.trainers.megatron.memory import RankMemory
 from envsdk.trainers.megatron.model import build_model, initialize_parallelism
 from envsdk.trainers.megatron.optimizer import ParallelOptimizer
 from envsdk.trainers.megatron.packing import PackedBatch, PackingLayout, pack_rows
-from envsdk.trainers.megatron.scored_head import ScoredHead, add_value_head
-from envsdk.trainers.megatron.token_outputs import over_context, vocab_parallel_logprobs_and_entropy
+from envsdk.trainers.megatron.token_outputs import (
+    ScoredHead,
+    add_value_head,
+    over_context,
+    vocab_parallel_logprobs_and_entropy,
+)
 from envsdk.trainers.objective import TokenOutputs, TrainRow
 from envsdk.trainers.packing import Row
 from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
+from envsdk.trainers.process_group import all_gather, on_first_rank
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.training_args import TrainingArgs
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict
+from envsdk.envs.swe.evaluator.evaluation import Evaluation, Verdict, allowed_s, came_through, gold_again
 from envsdk.envs.swe.evaluator.introspection import look
 from envsdk.envs.swe.evaluator.layout import tests_folder
-from envsdk.envs.swe.evaluator.limits import allowed_s, came_through, gold_again
 from envsdk.envs.swe.evaluator.report import Report, first_error, look_up
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import SealedTests, sealed_tests

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from envsdk.envs.swe.evaluator.stripping import Stripped
 from envsdk.envs.swe.syntax import parse, words
-from envsdk.envs.swe.tasks.solution import changed_files, solution_of
-from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, changed_files, solution_of
 
 _MAX_BYTES = 128 << 10
 """Size of one file: parsing holds up all threads."""

@@ -8,19 +8,26 @@ Bounded in time and memory whatever the text; it uses a core meanwhile, so call 
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.evaluator.imports import Imports
-from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
+from envsdk.envs.swe import syntax
 from envsdk.envs.swe.tasks.patches import FilePatch, MalformedPatch, Section, parse, render, sections
-from envsdk.envs.swe.tasks.solution import changed_files
 from envsdk.envs.swe.tasks.task import Task
-from envsdk.envs.swe.tasks.trees import PatchDoesNotApply
+from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, changed_files
+from envsdk.rewards.sandbox.contract import (
+    BULK_FILES,
+    ENVIRONMENT_FILE,
+    INSTALLED_FOLDERS,
+    MAX_ADDED_BYTES,
+    MAX_ADDED_FILES,
+)
 
 _TEST_FOLDERS = {"test", "tests", "testing", "__pycache__"}
 _FILES = re.compile(
@@ -265,3 +272,163 @@ def _shadows(patch: FilePatch, task: Task, allowed: frozenset[str], installed: I
         if inner.parts and installed.is_replaced_by(root, inner):
             return True
     return False
+
+
+MAX_LINES = 200_000
+"""Lines of all added files together; MAX_ADDED_FILES and MAX_ADDED_BYTES limit them too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedFile:
+    """A file that a patch adds."""
+
+    path: str
+    num_bytes: int
+    num_lines: int
+
+
+def left_out(added: Iterable[AddedFile]) -> frozenset[str]:
+    """The paths of `added` that are not graded.
+
+    These are virtual environments, installed packages, and of the rest what is over the limits. Files are
+    kept in this order: those of folders with few added files, Python source, small files.
+
+    `Sandbox.diff` goes by the same rules, so that a submission is small; patches from elsewhere come here
+    uncut. An agent leaves scripts, data, builds and environments in the repository. Few and small, they do no
+    harm and stay. What is left out is never held against the patch.
+    """
+    files = list(added)
+    parts = [file.path.rpartition("/") for file in files]
+    environments = {folder for folder, _, name in parts if name == ENVIRONMENT_FILE}
+    candidates = [file for file in files if not _is_installed(file.path, environments)]
+    in_folder = Counter(_top(file.path) for file in candidates)
+
+    def rank(file: AddedFile) -> tuple[bool, bool, int, str]:
+        is_bulk = in_folder[_top(file.path)] > BULK_FILES
+        return is_bulk, not file.path.endswith(".py"), file.num_bytes, file.path
+
+    kept = set[str]()
+    num_bytes = num_lines = 0
+    for file in sorted(candidates, key=rank):
+        fits = num_bytes + file.num_bytes <= MAX_ADDED_BYTES and num_lines + file.num_lines <= MAX_LINES
+        if fits and len(kept) < MAX_ADDED_FILES:
+            kept.add(file.path)
+            num_bytes += file.num_bytes
+            num_lines += file.num_lines
+    return frozenset(file.path for file in files) - kept
+
+
+def _is_installed(path: str, environments: set[str]) -> bool:
+    folders = PurePosixPath(path).parts[:-1]
+    inside = any("/".join(folders[:depth]) in environments for depth in range(1, len(folders) + 1))
+    return inside or any(folder in INSTALLED_FOLDERS for folder in folders)
+
+
+def _top(path: str) -> str:
+    """The first folder of `path`, "" for a file at the root."""
+    return path.partition("/")[0] if "/" in path else ""
+
+
+class Imports:
+    """What the Python files of a tree import.
+
+    Args:
+        tree: A folder with packages.
+        roots: Its folders that are on `sys.path`.
+        changed: What files of it say instead, by path.
+
+        stencil/defaults.py: from .tests import TESTS   -> stencil/tests.py is source tests/test_a.py: from
+        stencil.testing import is_close   -> stencil/testing.py decides how tests come out
+
+    A test that imports such a module keeps it from being source.
+    """
+
+    def __init__(self, tree: Path, roots: Iterable[str], changed: Mapping[str, str]) -> None:
+        self._tree, self._changed = tree, changed
+        self._roots = [PurePosixPath(root) for root in roots]
+
+    def own_modules(
+        self, tests: Path, is_protected: Callable[[str], bool], may_be_source: Callable[[str], bool]
+    ) -> set[str]:
+        """Paths named like tests that source of their own package imports, directly or through each other.
+
+        Args:
+            tests: The folder with all tests. What these import is none of them.
+        """
+        paths = set(self._changed) | set(_python_files(self._tree))
+        source = [path for path in paths if not is_protected(path)]
+        found = set[str]()
+        waiting = source
+        while waiting:
+            named = {
+                module
+                for path in waiting
+                for module in self._imported(path, self._text(self._tree, path))
+                if module in paths and self._top(module) == self._top(path)
+            }
+            waiting = [path for path in named - found if is_protected(path) and may_be_source(path)]
+            found.update(waiting)
+        tested = set(_python_files(tests)) - found
+        while tested:
+            named = {module for path in tested for module in self._imported(path, self._text(tests, path))}
+            tested = named & found
+            found -= tested
+        return found
+
+    def _text(self, folder: Path, path: str) -> str:
+        if folder == self._tree and path in self._changed:
+            return self._changed[path]
+        return (folder / path).read_bytes().decode("utf-8", "replace")
+
+    def _inside(self, path: str) -> tuple[PurePosixPath, tuple[str, ...]]:
+        """The root under which `path` is imported, and the parts of its module's name."""
+        pure = PurePosixPath(path)
+        roots = [root for root in self._roots if pure.is_relative_to(root)]
+        root = max(roots, key=lambda root: len(root.parts), default=PurePosixPath("."))
+        parts = pure.relative_to(root).with_suffix("").parts
+        return root, parts[:-1] if parts[-1] == "__init__" else parts
+
+    def _top(self, path: str) -> tuple[PurePosixPath, str]:
+        root, parts = self._inside(path)
+        return root, parts[0] if parts else ""
+
+    def _imported(self, path: str, text: str) -> Iterator[str]:
+        """Paths that the modules imported in `path` would have, packages around them included."""
+        if "test" not in text.lower() and "test" not in path.lower():
+            return
+        root, parts = self._inside(path)
+        package = parts if path.endswith("/__init__.py") else parts[:-1]
+        yield from _paths(root, package)
+        try:
+            tree = syntax.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield from self._of_name(tuple(alias.name.split(".")))
+            elif isinstance(node, ast.ImportFrom):
+                named = node.module.split(".") if node.module else []
+                if node.level > len(package) + 1:
+                    continue
+                around = package[: len(package) - node.level + 1] if node.level else ()
+                for alias in node.names:
+                    inside = (*around, *named, alias.name)
+                    yield from _paths(root, inside) if node.level else self._of_name(inside)
+
+    def _of_name(self, name: tuple[str, ...]) -> Iterator[str]:
+        for root in self._roots:
+            yield from _paths(root, name)
+
+
+def _paths(root: PurePosixPath, name: tuple[str, ...]) -> Iterator[str]:
+    for length in range(1, len(name) + 1):
+        module = root.joinpath(*name[:length])
+        yield f"{module}.py"
+        yield f"{module}/__init__.py"
+
+
+def _python_files(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*.py"):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(folder).as_posix()

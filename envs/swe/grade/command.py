@@ -26,7 +26,6 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
-from envsdk.envs.swe.grade.reports import instance_report, run_report
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
@@ -34,6 +33,11 @@ from envsdk.rewards.sandbox import SandboxBackend, SandboxError, open_backend
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.grade.__main__ import GradeOptions
+
+
+from collections.abc import Collection, Iterable
+
+from envsdk.envs.swe.tasks import Outcome
 
 SHIPPED = "shipped"
 
@@ -209,3 +213,63 @@ def _summary(report: Mapping[str, Any], out: Path) -> str:
         f"{report['error_instances']} could not be graded"
     )
     return f"{said}\n{out / 'report.json'}"
+
+
+def instance_report(task: Task, prediction: Prediction, verdict: Evaluation | None) -> dict[str, Any]:
+    """What SWE-bench writes as an instance's `report.json`. No verdict: there was no patch to grade."""
+    report: dict[str, Any] = {
+        "patch_is_None": prediction.patch is None,
+        "patch_exists": prediction.patch is not None,
+        "patch_successfully_applied": verdict is not None and verdict.reason is not Verdict.PATCH_REFUSED,
+        "resolved": verdict is not None and verdict.resolved,
+    }
+    if verdict is not None and verdict.outcomes:
+        report["tests_status"] = _tests_status(task, verdict.outcomes)
+    return {task.instance_id: report}
+
+
+def _tests_status(task: Task, outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, list[str]]]:
+    """Tests by how they came out; those of a task with an outcome per test are under PASS_TO_PASS."""
+    lists: dict[str, Mapping[str, Outcome]] = {
+        "FAIL_TO_PASS": dict.fromkeys(task.fail_to_pass, Outcome.PASSED),
+        "PASS_TO_PASS": task.expected or dict.fromkeys(task.pass_to_pass, Outcome.PASSED),
+        "FAIL_TO_FAIL": {},
+        "PASS_TO_FAIL": {},
+    }
+    return {
+        name: {
+            "success": [test for test, wanted in tests.items() if outcomes.get(test) is wanted],
+            "failure": [test for test, wanted in tests.items() if outcomes.get(test) is not wanted],
+        }
+        for name, tests in lists.items()
+    }
+
+
+def run_report(
+    instance_ids: Iterable[str], predictions: Collection[Prediction], resolved: Mapping[str, bool]
+) -> dict[str, Any]:
+    """What SWE-bench writes at the end of an evaluation.
+
+    Args:
+        instance_ids: All tasks.
+        resolved: Whether a patch solved its task, by instance, for those that were graded.
+    """
+    submitted = {prediction.instance_id for prediction in predictions}
+    empty = {prediction.instance_id for prediction in predictions if not (prediction.patch or "").strip()}
+    everything = set(instance_ids)
+    lists = {
+        "completed": resolved.keys() - empty,
+        "incomplete": everything - submitted,
+        "empty_patch": empty,
+        "submitted": submitted,
+        "resolved": {name for name, is_resolved in resolved.items() if is_resolved},
+        "unresolved": {name for name, is_resolved in resolved.items() if not is_resolved} - empty,
+        "error": submitted - empty - resolved.keys(),
+    }
+    counted = ("submitted", "completed", "resolved", "unresolved", "empty_patch", "error")
+    return {
+        "total_instances": len(everything),
+        **{f"{name}_instances": len(lists[name]) for name in counted},
+        **{f"{name}_ids": sorted(ids) for name, ids in lists.items()},
+        "schema_version": 2,
+    }

@@ -1,4 +1,4 @@
-"""A harness: an agent program, how it is installed, and how it is started.
+"""A harness: an agent program, how it is installed, what a sandbox shows for it, and how it is started.
 
 Those that ship are the files `NAME.toml` beside this module.
 
@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,11 @@ from pydantic import Field
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import validated
+from envsdk.contracts.agent_door import AgentDoor, agent_variables
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.runtime import swe_cache
 from envsdk.rewards.sandbox.bubblewrap.system import interpreter
+from envsdk.rewards.sandbox.scratch import scratch_folder
 
 INSTALLED = ".installed"
 """File in an installation's folder that is written last."""
@@ -112,3 +117,45 @@ def _shipped(name: object) -> dict[str, Any]:
     """The keys of the one that ships under this name; empty where none does."""
     file = _SHIPPED / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8")) if file in _SHIPPED.glob("*.toml") else {}
+
+
+PORT = 18423
+"""Port of the endpoint, on the sandbox's own loopback."""
+FOLDER, SOCKET = "/run/harness", "/run/policy.socket"
+_PROGRAMS = [Path(__file__).with_name(name) for name in ("connect.py", "play_acp.py")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One episode of a harness, ready to be played."""
+
+    binds: Mapping[str, Path]
+    """Shown read-only, by their places inside."""
+    script: str
+    env: Mapping[str, str]
+
+
+@asynccontextmanager
+async def staged(harness: Harness, task: str, door: AgentDoor) -> AsyncIterator[Stage]:
+    """The stage of a task, whose files are there while the block runs. It is readable for every user."""
+    async with scratch_folder() as folder:
+        folder.chmod(0o755)
+        (folder / "files").mkdir(mode=0o755)
+        given = {"command": harness.command, "task": task}
+        given |= {program.name: program.read_text(encoding="utf-8") for program in _PROGRAMS}
+        given |= {f"files/{name}": content for name, content in harness.files.items()}
+        for name, content in given.items():
+            (folder / name).write_text(content, encoding="utf-8", errors="replace")
+            (folder / name).chmod(0o644)
+        command = ["python", "-I", f"{FOLDER}/connect.py", str(PORT), SOCKET, "bash", f"{FOLDER}/command"]
+        yield Stage(
+            binds={**harness.shown, FOLDER: folder, SOCKET: door.socket},
+            script=f"exec {shlex.join(command)}",
+            env={
+                **agent_variables(f"http://127.0.0.1:{PORT}", door.api_key, door.model),
+                "HARNESS": str(harness.place),
+                "HARNESS_TASK": f"{FOLDER}/task",
+                "HARNESS_FILES": f"{FOLDER}/files",
+                **harness.variables,
+            },
+        )

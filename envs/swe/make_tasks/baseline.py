@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.trial import observe, passed
 from envsdk.envs.swe.make_tasks.package import Package
 from envsdk.envs.swe.tasks.task import Task, TaskLimits, TestPlan, TreeSource
 from envsdk.rewards.sandbox.contract import WORKDIR, ExecEnd, SandboxBackend

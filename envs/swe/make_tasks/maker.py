@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
-from envsdk.envs.swe.evaluator.observe import observe
 from envsdk.envs.swe.evaluator.stripping import is_protected
+from envsdk.envs.swe.evaluator.trial import observe
 from envsdk.envs.swe.make_tasks.baseline import HASH_SEEDS, MUTANT_HASH_SEEDS, Baseline, measure, whole_task
 from envsdk.envs.swe.make_tasks.journal import Journal
 from envsdk.envs.swe.make_tasks.mutations import Mutation, NotDifferent, Source, apply, mutations

@@ -13,9 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envsdk.adapters.gymnasium.actions import ActionParser, action_names, parser_for
-from envsdk.adapters.gymnasium.observations import MARKS, check_labels, check_marks, in_words, without_colors
-from envsdk.adapters.gymnasium.prompt import describe
+from envsdk.adapters.gymnasium.spaces import (
+    MARKS,
+    ActionParser,
+    action_names,
+    check_labels,
+    check_marks,
+    describe,
+    in_words,
+    parser_for,
+    without_colors,
+)
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
 from envsdk.base import registry

@@ -13,8 +13,7 @@ from gymnasium.error import ResetNeeded
 
 from envsdk.adapters.hosted import Answer, AsyncHostedEnv
 from envsdk.adapters.missing import import_extra
-from envsdk.adapters.verifiers.messages import text_of
-from envsdk.adapters.verifiers.rollout import Asked, Ended, Rollout
+from envsdk.adapters.verifiers.rollout import Asked, Ended, Rollout, text_of
 from envsdk.contracts.env import Info
 
 if TYPE_CHECKING:

@@ -22,9 +22,13 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 import envsdk.adapters.verifiers.taskset  # noqa: F401 - ours can be played by way of theirs
 from envsdk.adapters.verifiers.harness import HARNESS_ID
-from envsdk.adapters.verifiers.messages import after_last_reply, shows_more_than_text
-from envsdk.adapters.verifiers.model_server import ModelServer
-from envsdk.adapters.verifiers.rollout import Ended, Rollout
+from envsdk.adapters.verifiers.rollout import (
+    Ended,
+    ModelServer,
+    Rollout,
+    after_last_reply,
+    shows_more_than_text,
+)
 from envsdk.contracts.failures import ConfigurationError
 
 MODEL = "envsdk"

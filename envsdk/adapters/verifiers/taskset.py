@@ -21,7 +21,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from envsdk.adapters.verifiers.harness import HARNESS_ID, TextHarness
-from envsdk.adapters.verifiers.messages import role_of, text_of
+from envsdk.adapters.verifiers.rollout import role_of, text_of
 from envsdk.base import registry
 from envsdk.contracts.env import EnvSpec, Isolation, TextEnv
 from envsdk.contracts.seeds import stable_seed

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.problems import KeyPath, Problem
-from envsdk.config.foreign.row import Row
+from envsdk.config.foreign.row import Row, value_at
 from envsdk.config.foreign.table import Table
 
 DIALECTS = "envsdk.dialects"
 """Entry-point group of the projects."""
 Data = Mapping[str, Any]
 """The keys of a file."""
+
+
+def read_kinds(package: str) -> dict[str, Any]:
+    """`kinds.toml` of a dialect's package: which files are the project's, and which cannot be used."""
+    return tomllib.loads(files(package).joinpath("kinds.toml").read_text(encoding="utf-8"))
 
 
 def _none(data: Data) -> Mapping[KeyPath, str]:
@@ -67,6 +74,12 @@ class Dialect:
         }
 
 
+def has_mark(data: Data, marks: Sequence[str]) -> bool:
+    """Whether a file has one of these dotted keys."""
+    return any(value_at(data, tuple(mark.split(".")), _ABSENT) is not _ABSENT for mark in marks)
+
+
+_ABSENT = object()
 _OURS = Dialect(name="envsdk", is_theirs=lambda data: True, table=lambda: Table((), {}))
 
 

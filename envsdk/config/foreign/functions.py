@@ -5,6 +5,7 @@ Each is called with the value, its `Place`, and the arguments that the row gives
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,21 @@ def starts_with(value: Any, place: Place, prefix: str) -> bool:
     return isinstance(value, str) and value.startswith(prefix)
 
 
+def matches(value: Any, place: Place, pattern: str) -> bool:
+    """Whether the value, as text, has a match of this regular expression."""
+    return re.search(pattern, str(value)) is not None
+
+
+def at(value: Any, place: Place, key: str, *words: Any) -> bool:
+    """Whether the file has one of these values at a dotted key."""
+    return place.get(*key.split(".")) in words
+
+
+def at_or_absent(value: Any, place: Place, key: str, *words: Any) -> bool:
+    """The same, or nothing there."""
+    return place.get(*key.split(".")) in (None, *words)
+
+
 def lacks(value: Any, place: Place, *path: str) -> bool:
     """Whether the file has nothing at `path`."""
     return not place.get(*path)
@@ -76,8 +92,14 @@ def put(value: Any, place: Place, key: str) -> Mapping[str, Any]:
     return {key: value}
 
 
-def put_constant(value: Any, place: Place, key: str, constant: Any) -> Mapping[str, Any]:
+def put_constant(value: Any, place: Place, key: str, constant: Any = None) -> Mapping[str, Any]:
+    """A value of ours, whatever theirs is; null unless it is given."""
     return {key: constant}
+
+
+def put_if(value: Any, place: Place, key: str, on: Any, off: Any) -> Mapping[str, Any]:
+    """A value of ours where theirs is on, and another where it is off."""
+    return {key: on if value else off}
 
 
 def put_word(value: Any, place: Place, key: str, words: Mapping[str, str]) -> Mapping[str, Any]:

@@ -88,7 +88,7 @@ class TableFile(StrictSettings):
     defaults: dict[str, Any] = Field(default_factory=dict)
     """Values of our keys that one of their files leaves out and means something else by than ours."""
     computed_defaults: dict[str, Named] = Field(default_factory=dict)
-    """The same, by a function; as in ours where it returns None."""
+    """The same, by a function or as a conversion of null has it; as in ours where there is none."""
     rows: list[TableRow]
 
 
@@ -113,8 +113,13 @@ def read_table(package: str) -> Table:
         key: partial(lambda constant, place: constant, constant) for key, constant in table.defaults.items()
     }
     for key, named in table.computed_defaults.items():
-        defaults[key] = partial(_function(named, package), None)
+        defaults[key] = partial(_computed, key, _function(named, package))
     return Table(tuple(row for written in table.rows for row in _rows(written, package)), defaults)
+
+
+def _computed(key: str, function: Convert, place: Place) -> Any:
+    found = function(None, place)
+    return found.get(key) if isinstance(found, Mapping) else found
 
 
 def _rows(written: TableRow, package: str) -> Iterator[Row]:

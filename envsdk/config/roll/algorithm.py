@@ -8,8 +8,6 @@ from typing import Any
 
 from envsdk.config.foreign.row import NULL, Place
 
-_STEPWISE = ("step_reinforce", "gigpo")
-
 
 def estimator(value: Any, place: Place) -> Mapping[str, Any]:
     """ROLL normalizes rewards, clips them, pays them at the end of the sequence, and then sums them up; in
@@ -138,17 +136,13 @@ def _known(found: Sequence[Any], words: Mapping[str, str]) -> tuple[str, str]:
     return mean, std
 
 
-def default_estimator(value: Any, place: Place, name: str) -> Any:
-    """What one of the keys is where the file names no estimator."""
-    return None if place.get("adv_estimator") else estimator("gae", place).get(name)
+def default_estimator(value: Any, place: Place) -> Mapping[str, Any]:
+    """The keys of the estimator where the file names none."""
+    return {} if place.get("adv_estimator") else estimator("gae", place)
 
 
 def no_value_clip(value: Any, place: Place) -> Any:
     return NULL
-
-
-def discounts_steps(value: Any, place: Place) -> bool:
-    return place.get("adv_estimator") in _STEPWISE
 
 
 def has_no_kl_reward(value: Any, place: Place) -> bool:
@@ -227,7 +221,3 @@ def is_true(value: Any, place: Place) -> Mapping[str, Any]:
     if value is not True:
         raise ValueError("false is not there: weights have no gradient; leave it out")
     return {}
-
-
-def no_threshold(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"error_max_len_threshold": None}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envsdk.config.foreign.row import Place
-from envsdk.config.ranges import parse_index_list
+from envsdk.config.role_models import parse_index_list
 
 REFERENCE_TRAINERS = {
     "megatron_infer": "megatron_train",
@@ -72,10 +72,6 @@ def has_lora(place: Place) -> bool:
     return place.get("actor_train", "model_args", "lora_rank") is not None
 
 
-def is_of_vision(value: Any, place: Place) -> bool:
-    return "vision" in str(value) or "visual" in str(value)
-
-
 def trains_with_fsdp2(value: Any, place: Place) -> bool:
     return place.get("actor_train", "strategy_args", "strategy_name") == "fsdp2_train" or has_lora(place)
 
@@ -105,14 +101,6 @@ def recomputed_parts(value: Any, place: Place) -> Mapping[str, Any]:
     config = "*.strategy_args.strategy_config"
     kept = [part for part in parts if part in ("core_attn", "mlp", "moe", "shared_experts")]
     return {f"{config}.recompute_granularity": "selective", f"{config}.recompute_modules": kept}
-
-
-def is_reference_trainer(value: Any, place: Place) -> bool:
-    return value in REFERENCE_TRAINERS
-
-
-def reference_trainer(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"reference.strategy_args.strategy_name": REFERENCE_TRAINERS[value]}
 
 
 def gradient_checkpointing(value: Any, place: Place) -> Mapping[str, Any]:
@@ -273,10 +261,6 @@ def top_p(value: Any, place: Place) -> Mapping[str, Any]:
 def engines_share_devices(value: Any, place: Place) -> bool:
     taken = [parse_index_list(place.get(role, "device_mapping")) or [] for role in _ROLES]
     return any(set(taken[0]) & set(other) for other in taken[1:])
-
-
-def sleep_level(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"actor_infer.offload": "all" if value else "none"}
 
 
 def default_sampling(value: Any, place: Place, usual: Any) -> Any:

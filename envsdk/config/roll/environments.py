@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from envsdk.config.foreign.row import Place
 
-GRIDS = {
-    "sokoban": "envsdk/Sokoban-v1",
-    "sokoban_sandbox": "envsdk/Sokoban-v1",
-    "sokoban_native_env": "envsdk/Sokoban-v1",
-    "frozen_lake": "envsdk/FrozenLake-v1",
-}
-SOKOBANS = tuple(name for name in GRIDS if name != "frozen_lake")
-DATA_SETS = {"roll_math": "math", "roll_qa": "exact", "roll_code": "code"}
-"""Environments of ROLL's that ask the rows of a data set -> the reward of the answers."""
+_TABLE = tomllib.loads(files("envsdk.config.roll").joinpath("environments.toml").read_text(encoding="utf-8"))
+_TYPES: Mapping[str, str] = _TABLE["types"]
+_SYMBOLS: Mapping[str, list[str]] = _TABLE["symbols"]
 _GEM = re.compile(r"(game|math|code|qa|logic|rg|eval):.+")
-_SWE = "rock_tb_native_env"
 _CONFIG = "custom_envs.*.env_config"
-
-_SYMBOLS = {
-    "sokoban": ("wall", "floor", "target", "box_on_target", "box", "player", "player_on_target"),
-    "frozen_lake": ("player", "frozen", "hole", "goal", "fallen", "arrived"),
-}
-"""The cells of `grid_lookup`, in the order of their numbers."""
-_PLACEHOLDERS = {
-    "current_observation": "{observation}",
-    "current_step": "{turn_idx}",
-    "step_count": "{turn_idx}",
-    "history": "",
-    "history_length": "all",
-    "env_instruction": "",
-    "suffix": "",
-}
-"""Placeholders of ROLL's templates that ours lack. Earlier turns are in the chat itself."""
-_KINDS = {"SOKOBANS": SOKOBANS, "GRIDS": tuple(GRIDS), "DATA_SETS": tuple(DATA_SETS)}
 
 
 def plays(value: Any, place: Place, *types: str) -> bool:
-    """Whether the tag plays one of these environments, or one of these kinds of them."""
-    return place.section(2).get("env_type") in [each for name in types for each in _KINDS.get(name, (name,))]
+    """Whether the tag plays one of these environments of ROLL's."""
+    return place.section(2).get("env_type") in types
+
+
+def becomes(value: Any, place: Place, *ours: str) -> bool:
+    """Whether it plays one of ROLL's that becomes one of these."""
+    return _TYPES.get(str(place.section(2).get("env_type"))) in ours
 
 
 def is_gem_argument(value: Any, place: Place) -> bool:
@@ -51,30 +34,18 @@ def is_gem_argument(value: Any, place: Place) -> bool:
 
 def env_type(value: Any, place: Place) -> Mapping[str, Any]:
     given = place.section(2).get("env_config") or {}
-    if value in SOKOBANS:
-        usual = {"dim": [10, 10], "num_boxes": 4, "max_steps": 32}
-        names = {"dim": "dim_room"}
-        absent = {
-            f"{_CONFIG}.{name}": each for name, each in usual.items() if names.get(name, name) not in given
-        }
-        rewards = {"step_penalty": 0.1, "box_on_target_reward": 1.0, "success_reward": 10.0}
-        absent |= {f"{_CONFIG}.{name}": each for name, each in rewards.items() if name not in given}
-        return {"custom_envs.*.env_type": GRIDS[value], **absent}
-    if value == "frozen_lake":
-        slippery = {} if "is_slippery" in given else {f"{_CONFIG}.is_slippery": True}
-        return {"custom_envs.*.env_type": GRIDS[value], **slippery}
-    if value == "webshop":
-        return {"custom_envs.*.env_type": "envsdk/WebShop-v1"}
-    if value == _SWE:
-        return {"custom_envs.*.env_type": "envsdk/SWE-v1"}
-    if value in DATA_SETS:
-        return {"custom_envs.*.env_type": "envsdk/Prompts-v1", f"{_CONFIG}.reward": DATA_SETS[value]}
-    return {"custom_envs.*.env_type": "envsdk/Gem-v1", f"{_CONFIG}.id": value}
+    if value not in _TYPES:
+        return {"custom_envs.*.env_type": "envsdk/Gem-v1", f"{_CONFIG}.id": value}
+    usual = _TABLE["usual"].get(_TYPES[value], {})
+    ours = {each: "dim_room" if each == "dim" else each for each in usual}
+    absent = {f"{_CONFIG}.{name}": usual[name] for name, theirs in ours.items() if theirs not in given}
+    if value in _TABLE["rewards"]:
+        absent[f"{_CONFIG}.reward"] = _TABLE["rewards"][value]
+    return {"custom_envs.*.env_type": _TYPES[value], **absent}
 
 
 def is_known_type(value: Any, place: Place) -> bool:
-    own = {*GRIDS, "webshop", _SWE, *DATA_SETS}
-    return isinstance(value, str) and (value in own or _GEM.fullmatch(value) is not None)
+    return isinstance(value, str) and (value in _TYPES or _GEM.fullmatch(value) is not None)
 
 
 def dim(value: Any, place: Place) -> Mapping[str, Any]:
@@ -90,7 +61,7 @@ def split(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{_CONFIG}.split": "held_out" if value == "val" else "train"}
 
 
-def files(value: Any, place: Place) -> Mapping[str, Any]:
+def file(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{_CONFIG}.files": [value]}
 
 
@@ -128,7 +99,7 @@ def template(value: Any, place: Place) -> Mapping[str, Any]:
     """ROLL fills templates in with `str.format`, where `{{` is a brace."""
     text = re.sub(
         r"\{(\w+)\}",
-        lambda m: _PLACEHOLDERS.get(m[1], m[0]),
+        lambda m: _TABLE["placeholders"].get(m[1], m[0]),
         str(value).replace("{{", "\0").replace("}}", "\1"),
     )
     text = text.replace("\0", "{").replace("\1", "}")

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
 from envsdk.config.foreign.row import Convert, Place
 
 Ours = Mapping[str, Any]
 
-_FUNCTIONS: Mapping[str, tuple[str, str, str]] = {
-    "ppo": ("ppo", "ppo", "k2"),
-    "grpo": ("grpo", "ppo", "k2"),
-    "grpo_verl": ("grpo_verl", "ppo", "k2"),
-    "dapo": ("grpo", "ppo", "none"),
-    "reinforceplusplus": ("reinforceplusplus", "ppo", "k2"),
-    "rloo": ("rloo", "ppo", "k2"),
-    "opmd": ("opmd", "opmd", "k2"),
-    "topr": ("reinforce", "topr", "k2"),
-    "cispo": ("grpo", "cispo", "k2"),
-    "gspo": ("grpo", "gspo", "k2"),
-    "multi_step_grpo": ("step_wise_grpo", "ppo", "k2"),
-    "asymre": ("asymre", "opmd", "none"),
-    "sppo": ("opmd", "sppo", "none"),
-    "rec": ("rec", "rec", "k2"),
-    "gigpo": ("gigpo", "ppo", "k2"),
-    "on_policy_distill": ("on_policy_distill", "ppo", "none"),
-}
-"""Type -> its advantage, policy loss and KL loss, where the file names none."""
-_ESTIMATORS = {"k1": "k1", "k2": "k2", "k3": "k3", "low_var_kl": "k3"}
+_TABLE = tomllib.loads(files(__package__).joinpath("functions.toml").read_text(encoding="utf-8"))
+_TYPES: Mapping[str, tuple[str, str, str]] = _TABLE["types"]
+_ESTIMATORS: Mapping[str, str] = _TABLE["estimators"]
 
 
 def algorithm(value: Any, place: Place) -> Ours:
     """Everything that follows from `algorithm_type`, unless the file names the functions itself."""
-    if value not in _FUNCTIONS:
-        raise ValueError(f"{value} is not there; there are {', '.join(_FUNCTIONS)}")
+    if value not in _TYPES:
+        raise ValueError(f"{value} is not there; there are {', '.join(_TYPES)}")
     if place.get("algorithm", "advantage_fn") is not None and value == "ppo":
         raise ValueError("ppo has its own advantage, from a value head: leave advantage_fn out, or take grpo")
     ours: dict[str, Any] = {}
@@ -48,67 +33,29 @@ def advantage(value: Any, place: Place) -> Ours:
     if place.get("adv_estimator") is not None:
         return {}  # given on top of the file
     name, args = _function(place, "advantage", 0)
-    match name:
-        case "grpo" | "grpo_verl" | "step_wise_grpo":
-            level = args.pop("std_cal_level", None) or "group"
-            threshold = args.pop("std_threshold", None)
-            _drop(args, "epsilon")
-            _drop(args, "enable_step_norm")
-            _only(args, duplicate_experiences=False, rank_penalty=None)
-            if level == "group":
-                ours: dict[str, Any] = {"adv_estimator": "grpo", "grpo_normalize_std": True}
-            elif level == "batch":
-                ours = {
-                    "adv_estimator": "reinforce",
-                    "reinforce_baseline": "none",
-                    "reward_normalize_mean": "group",
-                    "reward_normalize_std": "batch",
-                }
-            else:
-                raise ValueError(f"std_cal_level: {level} is neither group nor batch")
-            if threshold is not None:
-                ours["group_filters"] = [{"name": "std_filter", "std_threshold": threshold}]
-        case "ppo":
-            ours = {
-                "adv_estimator": "gae",
-                "gamma": args.pop("gamma", 1.0),
-                "lambd": args.pop("lam", 1.0),
-            }
-        case "reinforceplusplus":
-            ours = {"adv_estimator": "reinforce_plus_plus", "gamma": args.pop("gamma", 1.0)}
-        case "reinforce":
-            ours = {"adv_estimator": "reinforce", "reinforce_baseline": "none"}
-        case "rloo":
-            ours = {"adv_estimator": "rloo"}
-        case "opmd" | "opmd_verl":
-            _drop(args, "tau")
-            _only(args, opmd_baseline="mean")
-            ours = {"adv_estimator": "grpo", "grpo_normalize_std": False}
-        case "asymre":
-            shift = args.pop("baseline_shift", -0.1)
-            ours = {"adv_estimator": "grpo", "grpo_normalize_std": False, "adv_args.baseline_shift": shift}
-        case "rec":
-            _drop(args, "epsilon")
-            _only(args, drop=None, std_normalize=False)
-            ours = {"adv_estimator": "grpo", "grpo_normalize_std": False}
-        case "gigpo":
-            _drop(args, "epsilon", "step_reward_key", "env_state_hash_key")
-            ours = {
-                "adv_estimator": "gigpo",
-                "gigpo_step_weight": args.pop("omega", 1.0),
-                "gamma": args.pop("gamma", 1.0),
-                "grpo_normalize_std": args.pop("fnorm", "none") == "std",
-            }
-        case "on_policy_distill":
-            ours = dict(_taught(place, args.pop("kl_coef", 1.0)))
-        case _:
-            raise ValueError(
-                f"{name} is not there: take grpo, rloo, opmd, asymre, reinforce, reinforceplusplus, gigpo or "
-                "ppo; or "
-                "write one (docs/how-to-add.md) and set adv_estimator=package.module:function"
-            )
-    _only(args)
-    return ours
+    ours: dict[str, Any] = {}
+    if name in ("grpo", "grpo_verl", "step_wise_grpo"):
+        level = args.pop("std_cal_level", None) or "group"
+        if level not in _TABLE["levels"]:
+            raise ValueError(f"std_cal_level: {level} is neither group nor batch")
+        ours |= _TABLE["levels"][level]
+        if (threshold := args.pop("std_threshold", None)) is not None:
+            ours["group_filters"] = [{"name": "std_filter", "std_threshold": threshold}]
+    elif name == "gigpo":
+        ours["grpo_normalize_std"] = args.pop("fnorm", "none") == "std"
+    elif name == "on_policy_distill":
+        others = place.get("explorer", "auxiliary_models") or [{}]
+        if len(others) != 1 or not others[0].get("model_path"):
+            raise ValueError("on_policy_distill needs one model in explorer.auxiliary_models: the teacher")
+        ours["teachers.teacher.coef"] = float(args.pop("kl_coef", 1.0))
+        ours["teachers.teacher.pretrain"] = str(others[0]["model_path"])
+    return ours | _said(
+        "advantage",
+        name,
+        args,
+        "take grpo, rloo, opmd, asymre, reinforce, reinforceplusplus, gigpo or ppo; or write one "
+        "(docs/how-to-add.md) and set adv_estimator=package.module:function",
+    )
 
 
 def policy_loss(value: Any, place: Place) -> Ours:
@@ -120,57 +67,35 @@ def policy_loss(value: Any, place: Place) -> Ours:
     by_turns = (place.get("algorithm", "advantage_fn_args") or {}).get("enable_step_norm") is True
     usual = "seq-mean-token-mean" if name == "gspo" or by_turns else "token-mean"
     ours: dict[str, Any] = {"loss_agg_mode": mode or usual}
-    behind = {"ratio_over": "behavior"} if _uses_rollout_logprobs(place) else {"ratio_over": "proximal"}
-    if name in ("opmd", "rec", "sppo") or behind["ratio_over"] == "proximal":
+    ratio = "behavior" if _uses_rollout_logprobs(place) else "proximal"
+    if name in ("opmd", "rec", "sppo") or ratio == "proximal":
         ours["train_infer_correction.is_weight.enabled"] = False  # Trinity's stale tokens have no weight
-    match name:
-        case "ppo":
-            clip = args.pop("clip_range", None)
-            clip = 0.2 if clip is None else clip
-            ours |= {
-                "pg_variant": "ppo",
-                "pg_args": behind,
-                "pg_clip_low": _or(args.pop("clip_range_low", None), clip),
-                "pg_clip_high": _or(args.pop("clip_range_high", None), clip),
-                "dual_clip": args.pop("clip_ratio_c", 3.0),
-            }
-            _drop(args, "delta_sequence_masking")
-            _only(args, enable_sequence_masking=False, fallback_to_policy_gradient=False)
-        case "gspo":
-            low, high = args.pop("clip_range_low", 3e-4), args.pop("clip_range_high", 4e-4)
-            ours |= {"pg_variant": "gspo", "pg_args": {**behind, "clip_low": low, "clip_high": high}}
-        case "cispo":
-            low, high = args.pop("clip_range_low", 1.0), args.pop("clip_range_high", 0.28)
-            _drop(args, "mask_clip_range_low", "mask_clip_range_high")
-            _only(args, enable_mask_clip=False)
-            own = {**behind, "clip_low": None if low > 1 else low, "clip_high": high}
-            ours |= {"pg_variant": "cispo", "pg_args": own}
-        case "topr":
-            _only(args, advantage_threshold=0.0)
-            ours |= {"pg_variant": "topr", "pg_args": {**behind, "level": "token"}}
-        case "opmd":
-            ours |= {"pg_variant": "opmd", "pg_args": {"tau": args.pop("tau", 1.0)}}
-        case "sppo":
-            bound = args.pop("epsilon", 0.3)
-            own = {"sides": "two", "clip_low": bound / (1 + bound), "clip_high": bound}
-            ours |= {"pg_variant": "rec", "pg_args": {**behind, **own}}
-        case "rec":
-            low, high = args.pop("epsilon_low", 0.2), args.pop("epsilon_high", 0.2)
-            sides = str(args.pop("clip_mode", "none")).removesuffix("-side")
-            if sides not in ("one", "two", "none"):
-                raise ValueError(f"clip_mode: {sides} is not there: take one-side, two-side or none")
-            _drop(args, "epsilon_low_prime", "epsilon_high_prime", "regularizer_coef", "temp")
-            _only(args, weight="none", regularizer="none")
-            own = {"sides": sides, "clip_low": low, "clip_high": high}
-            is_clipped = {"pg_variant": "rec", "pg_args": {**behind, **own}}
-            ours |= {"pg_variant": "vanilla"} if sides == "none" else is_clipped
-        case _:
-            raise ValueError(
-                f"{name} is not there: take ppo, gspo, cispo, topr, opmd, rec or sppo; or write one "
-                "(docs/how-to-add.md) and set pg_variant=package.module:function"
-            )
-    _only(args)
-    return ours
+    ours |= {"pg_variant": name, "pg_args": {} if name == "opmd" else {"ratio_over": ratio}}
+    if name == "ppo":
+        clip = _or(args.pop("clip_range", None), 0.2)
+        for side in ("low", "high"):
+            ours[f"pg_clip_{side}"] = _or(args.pop(f"clip_range_{side}", None), clip)
+    elif name == "sppo":
+        bound = args.pop("epsilon", 0.3)
+        ours["pg_args"] |= {"clip_low": bound / (1 + bound), "clip_high": bound}
+    elif name == "rec":
+        sides = str(args.pop("clip_mode", "none")).removesuffix("-side")
+        if sides not in ("one", "two", "none"):
+            raise ValueError(f"clip_mode: {sides} is not there: take one-side, two-side or none")
+        ours["pg_args"]["sides"] = sides
+    said = _said(
+        "policy_loss",
+        name,
+        args,
+        "take ppo, gspo, cispo, topr, opmd, rec or sppo; or write one (docs/how-to-add.md) and set "
+        "pg_variant=package.module:function",
+    )
+    ours["pg_args"] |= said.pop("pg_args", {})
+    if name == "cispo" and ours["pg_args"]["clip_low"] > 1:
+        ours["pg_args"]["clip_low"] = None
+    if name == "rec" and ours["pg_args"]["sides"] == "none":
+        return {key: each for key, each in ours.items() if key != "pg_args"} | {"pg_variant": "vanilla"}
+    return ours | said
 
 
 def kl_loss(value: Any, place: Place) -> Ours:
@@ -194,23 +119,6 @@ def entropy(value: Any, place: Place) -> Ours:
     return {"entropy_loss_coef": 0.0 if name == "none" else coef}
 
 
-def _taught(place: Place, coef: Any) -> Ours:
-    others = place.get("explorer", "auxiliary_models") or [{}]
-    if len(others) != 1 or not others[0].get("model_path"):
-        raise ValueError("on_policy_distill needs one model in explorer.auxiliary_models: the teacher")
-    return {
-        "adv_estimator": "reinforce",
-        "distill_reward_coef": 0.0,
-        "teachers.teacher.pretrain": str(others[0]["model_path"]),
-        "teachers.teacher.coef": float(coef),
-        "teachers.teacher.strategy_args.strategy_name": "vllm",
-    }
-
-
-def distills(value: Any, place: Place) -> bool:
-    return bool(place.get("algorithm", "algorithm_type") == "on_policy_distill")
-
-
 CONVERSIONS: Mapping[str, Convert] = {
     "advantage_fn": advantage,
     "policy_loss_fn": policy_loss,
@@ -219,10 +127,6 @@ CONVERSIONS: Mapping[str, Convert] = {
     "entropy_loss_fn": entropy,
 }
 """The functions of an algorithm, each with a name and arguments."""
-
-
-def samples_by_default(value: Any, place: Place) -> bool:
-    return place.get("algorithm", "sample_strategy") in (None, "default")
 
 
 def optimizer_kind(value: Any, place: Place) -> Ours:
@@ -243,12 +147,31 @@ def _function(place: Place, kind: str, index: int | None, usual: str = "none") -
     """Name and arguments of the algorithm's function of this kind."""
     type_ = place.get("algorithm", "algorithm_type", default="ppo")
     if index is not None:
-        usual = _FUNCTIONS.get(str(type_), _FUNCTIONS["grpo"])[index]
+        usual = _TYPES.get(str(type_), _TYPES["grpo"])[index]
     name = place.get("algorithm", f"{kind}_fn") or usual
     args = place.get("algorithm", f"{kind}_fn_args") or {}
     if not isinstance(args, Mapping):
         raise ValueError(f"algorithm.{kind}_fn_args takes a mapping")
     return str(name), dict(args)
+
+
+def _said(kind: str, name: str, args: dict[str, Any], others: str) -> dict[str, Any]:
+    """What the table says of a function, and of the arguments that are left of it: all must be known."""
+    known = _TABLE[kind].get(name)
+    if known is None:
+        raise ValueError(f"{name} is not there: {others}")
+    known = _TABLE[kind][known.get("same_as", name)]
+    for each in known.get("ignored", ()):
+        args.pop(each, None)
+    ours = known.get("set", {}) | _taken(known.get("take", {}), args)
+    if "pg_args" in known:
+        ours["pg_args"] = _taken(known["pg_args"], args)
+    _only(args, **known.get("only", {}), **dict.fromkeys(known.get("unset", ())))
+    return ours
+
+
+def _taken(pairs: Mapping[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    return {key: args.pop(*pair) if isinstance(pair, list) else pair for key, pair in pairs.items()}
 
 
 def _coef(name: str, args: dict[str, Any]) -> float:
@@ -265,11 +188,6 @@ def _estimator(name: str) -> str:
 
 def _or(value: Any, other: Any) -> Any:
     return other if value is None else value
-
-
-def _drop(args: dict[str, Any], *names: str) -> None:
-    for name in names:
-        args.pop(name, None)
 
 
 def _only(args: dict[str, Any], **allowed: Any) -> None:

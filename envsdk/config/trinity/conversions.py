@@ -50,16 +50,8 @@ def folder(value: Any, place: Place) -> Ours:
     return {"output_dir": "/".join(str(each).rstrip("/") for each in parts if each)}
 
 
-def default_folder(value: Any, place: Place) -> Any:
-    return folder(value, place)["output_dir"]
-
-
 def name(value: Any, place: Place) -> Ours:
     return {"exp_name": re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-.") or "run"}
-
-
-def resume(value: Any, place: Place) -> Ours:
-    return {"resume": "auto" if value else "never"}
 
 
 def betas(value: Any, place: Place) -> Ours:
@@ -323,10 +315,6 @@ def shards_sequences_by_fsdp(value: Any, place: Place) -> bool:
 
 def trains_on_file(value: Any, place: Place) -> bool:
     return bool(value == "file" and place.get("mode") == "train")
-
-
-def default_ratio(value: Any, place: Place) -> Any:
-    return ahead(value, place).get("async_generation_ratio")
 
 
 def default_checkpointing(value: Any, place: Place) -> Any:

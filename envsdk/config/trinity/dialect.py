@@ -1,12 +1,77 @@
 """Trinity-RFT's files, as one of the dialects that are translated."""
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from envsdk.config.foreign.dialect import Dialect
+from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.config.foreign.dialect import Dialect, has_mark, read_kinds
+from envsdk.config.foreign.row import Place
 from envsdk.config.foreign.table import read_table
-from envsdk.config.trinity.kinds import SECTIONS, is_trinity_file, kind_problems
-from envsdk.config.trinity.tasks import fetch_data_sets
-from envsdk.config.trinity.workflows import pending_keys
+from envsdk.config.trinity.tasks import fetch_data_sets, tasksets
+from envsdk.config.trinity.workflows import pending_keys, workflow_problem
+
+_KINDS = read_kinds("envsdk.config.trinity")
+_MEDIA = _KINDS["media"]
+SECTIONS = frozenset(_KINDS["sections"])
+
+
+def is_trinity_file(data: Mapping[str, Any]) -> bool:
+    """Whether a file, before overrides, has a key that only Trinity's files have, and none that shows that it
+    is one of ours."""
+    return not any(key in data for key in _KINDS["ours"]) and has_mark(data, _KINDS["marks"])
+
+
+def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
+    """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
+    place = Place((), data, True)
+    for old in _KINDS["first_release"]["keys"]:
+        if place.get(*old.split(".")) is not None:
+            return [Problem(tuple(old.split(".")), _KINDS["first_release"]["says"])]
+    if data.get("stages"):
+        return [Problem(("stages",), _KINDS["stages"]["says"])]
+    for path, value in _leaves(data, ()):
+        name = path[-1]
+        if (
+            (name in _MEDIA["keys"] and value)
+            or (name == "enable_multimodal" and value is True)
+            or (name == "default_workflow_type" and re.search(_MEDIA["workflow"], str(value)))
+            or (path == ("model", "model_path") and re.search(_MEDIA["model"], str(value)))
+        ):
+            return [Problem(path, _MEDIA["says"])]
+    kind = place.get("algorithm", "algorithm_type")
+    if kind in _KINDS["algorithms"]:
+        return [Problem(("algorithm", "algorithm_type"), _KINDS["algorithms"][kind])]
+    if (problem := workflow_problem(data)) is not None:
+        return [problem]
+    for name, reason in _KINDS["enabled"].items():
+        if place.get("model", name, "enable"):
+            return [Problem(("model", name, "enable"), reason)]
+    if not tasksets(place):
+        section = ("buffer", "explorer_input")
+        for inside in (section, (*section, "taskset"), (*section, "tasksets")):
+            given = place.get(*inside)
+            if given and not (inside == section and isinstance(given, Mapping)):
+                what = "must be a list of sections" if inside[-1] == "tasksets" else "must be a section"
+                return [Problem(inside, f"{what} with keys, not {given!r}")]
+        reason = (
+            "is missing: the trainer, too, says what is played; copy the section from the explorer's file"
+        )
+        return [Problem((*section, "taskset"), reason)]
+    return []
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            yield from _leaves(below, (*path, name))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for i, below in enumerate(value):
+            yield from _leaves(below, (*path, i))
+    elif path:
+        yield path, value
+
 
 TRINITY = Dialect(
     name="Trinity-RFT",

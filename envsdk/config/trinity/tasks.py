@@ -104,11 +104,6 @@ def selector(value: Any, place: Place) -> Ours:
     )
 
 
-def counts_passes(value: Any, place: Place) -> bool:
-    """Whether the only operator is the one that tells a selector how often each task was solved."""
-    return isinstance(value, list) and value == [{"name": "pass_rate_calculator"}]
-
-
 def sampling(value: Any, place: Place) -> Ours:
     """`rollout_args` of the task set over `model`'s."""
     return {
@@ -299,10 +294,6 @@ def missing(names: Sequence[str]) -> list[str]:
 def max_steps(value: Any, place: Place) -> Ours:
     steps = num_steps(place)
     return {"max_steps": 1 if steps is None else steps}
-
-
-def default_steps(value: Any, place: Place) -> Any:
-    return max_steps(value, place)["max_steps"]
 
 
 def default_of_prompts(value: Any, place: Place, usual: Any) -> Any:

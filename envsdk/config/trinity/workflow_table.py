@@ -35,10 +35,14 @@ class Workflow(StrictSettings):
     """What it becomes and what differs; of one that is refused, what is missing and what to do."""
     args: tuple[str, ...] = ()
     """`workflow_args` that are translated."""
+    asks: str = ""
+    """Which of the prompts is its own."""
+    has_judge: bool = False
 
 
 class _Workflows(StrictSettings):
     workflows: list[Workflow]
+    prompts: dict[str, Text]
     old_names: dict[str, str]
     rewards: dict[str, str]
     """Reward function -> the reward here."""
@@ -59,6 +63,11 @@ def workflows() -> Mapping[str, Workflow]:
 def rewards() -> Mapping[str, str]:
     """Reward function -> the reward here."""
     return _table().rewards
+
+
+def prompts() -> Mapping[str, str]:
+    """What workflows ask for by themselves, by name."""
+    return _table().prompts
 
 
 def workflow_named(name: str) -> Workflow:

@@ -11,7 +11,7 @@ from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import Place, Row
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX
 from envsdk.config.trinity import tasks
-from envsdk.config.trinity.workflow_table import Kind, plain_name, rewards, workflow_named, workflows
+from envsdk.config.trinity.workflow_table import Kind, plain_name, prompts, rewards, workflow_named, workflows
 
 Ours = Mapping[str, Any]
 TaskSet = Mapping[str, Any]
@@ -20,26 +20,6 @@ Tags = Mapping[str, dict[str, Any]]
 
 _THINK_THEN_ANSWER = r".*?<think>.*?</think>\s*<answer>.*?</answer>\s*$"
 _THINK_FIRST = r"\s*<think>.*?</think>"
-_THINK_AND_CALL = "Think first, inside <think> and </think>, and then make the calls that the request needs."
-_PROMPTS: Mapping[str, str] = {
-    "tags": (
-        "Think the problem through first, inside <think> and </think>. Then give the answer alone, inside "
-        "<answer> and </answer>."
-    ),
-    "boxed": r"Reason step by step, and put the final answer within \boxed{}.",
-    "think_boxed": (
-        "Think the problem through first, inside <think> and </think>. Then give the final answer within "
-        r"\boxed{}."
-    ),
-    "python": (
-        "Solve the problem. You may first run Python programs by the tool, to compute or to check. Then put "
-        r"the final answer within \boxed{}."
-    ),
-    "search": "Answer the question. Search for what you need by the tools first, then give the answer alone.",
-}
-"""What is asked for where the file has no system prompt, and the workflow has one of its own."""
-_TAGGED = ("math_workflow", "math_eval_workflow", "math_rm_workflow", "math_ruler_workflow")
-_BOXED = ("math_boxed_workflow", "BOTSMathBoxedWorkflow")
 _TO: Mapping[Kind, str] = {
     Kind.PROMPTS: "rewards, agent_system_template",
     Kind.ENVIRONMENT: "custom_envs, train_env_manager",
@@ -243,7 +223,7 @@ def _with_tools(
         "": {
             "env_type": "envsdk/ToolUse-v1",
             "env_config": {"env": PROMPTS_ENV, "env_config": asked, "tool_list": "template", **config},
-            "agent_system_template": _PROMPTS[prompt],
+            "agent_system_template": prompts()[prompt],
         }
     }
 
@@ -306,14 +286,15 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
             "reward_fn_args",
             f"has {', '.join(map(str, settings))}, which is not there for {function or kind}",
         )
-    tagged = _PROMPTS["tags"] if kind in _TAGGED else ""
+    own = prompts()[found.asks] if found.asks else ""
+    asks_for_box = found.asks == "boxed"
     match kind:
         case "tool_call_workflow":
-            return _THINK_AND_CALL, {"worker_cls": "tool_calls", "require_think": True}
+            return own, {"worker_cls": "tool_calls", "require_think": True}
         case "rubric_judge_workflow" | "rubric_judge_openai_workflow":
             return "", _judge(place, "rubric", args)
         case "math_ruler_workflow":
-            return tagged, _judge(place, "score")
+            return own, _judge(place, "score")
         case "math_rm_workflow" if named != "math_verify_reward":
             raise About(
                 "default_workflow_type",
@@ -323,19 +304,18 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
         return "", {"worker_cls": "countdown"}
     if function == "format_reward":
         return "", {"worker_cls": "format", "met": 0.1, "missed": -0.1}
-    boxed = kind in _BOXED or function == "math_boxed_reward"
     if function == "math_dapo_reward":
         shift = {"form": {"worker_cls": "format", "tags": [], "met": -1.0, "missed": -1.0}}  # 1 or -1
-        return _PROMPTS["boxed"] if kind in _BOXED else "", _sum(2.0, {**shift, **penalty})
-    if boxed:
+        return own if asks_for_box else "", _sum(2.0, {**shift, **penalty})
+    if asks_for_box or function == "math_boxed_reward":
         with_think, missed = args.get("with_think", False), args.get("format_score_coef", 0.1)
         form = {"worker_cls": "format", "pattern": _THINK_FIRST, "met": 0.0, "missed": -missed}
-        prompt = "" if kind not in _BOXED else _PROMPTS["think_boxed" if with_think else "boxed"]
-        return prompt, _sum(1.0, {"form": form} if with_think else {}, extract=["boxed"])
+        own = "" if not asks_for_box else prompts()["think_boxed"] if with_think else own
+        return own, _sum(1.0, {"form": form} if with_think else {}, extract=["boxed"])
     if function in ("accuracy_reward", "rm_gallery_reward"):
-        return tagged, {"worker_cls": "math"}
+        return own, {"worker_cls": "math"}
     form = {"worker_cls": "format", "pattern": _THINK_THEN_ANSWER, "met": 0.1, "missed": -0.1}
-    return tagged, _sum(1.0, {"form": form})
+    return own, _sum(1.0, {"form": form})
 
 
 def _sum(weight: float, others: Mapping[str, Any], **answer: Any) -> dict[str, Any]:
@@ -375,11 +355,7 @@ def _judge(place: Place, prompt: str, args: Mapping[str, Any] | None = None) -> 
 
 def asks_judge(value: Any, place: Place) -> bool:
     """Whether the workflow has a judge."""
-    kind = tasks.workflow_of(tasks.training(place), place)
-    return kind.startswith("rubric_judge") or kind in (
-        "math_ruler_workflow",
-        "agentscope_v1_react_search_workflow",
-    )
+    return workflow_named(tasks.workflow_of(tasks.training(place), place)).has_judge
 
 
 def pending_keys(data: Mapping[str, Any]) -> dict[KeyPath, str]:

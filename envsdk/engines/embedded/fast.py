@@ -33,9 +33,8 @@ from envsdk.contracts.held import Held
 from envsdk.engines.core import NO_WEIGHTS
 from envsdk.engines.embedded import onednn
 from envsdk.engines.embedded.architecture import Architecture
-from envsdk.engines.embedded.attention import attended, attended_fused, attended_in_blocks
+from envsdk.engines.embedded.attention import KeysAndValues, attended, attended_fused, attended_in_blocks
 from envsdk.engines.embedded.decoder import Decoder, Tensors, checked, padded
-from envsdk.engines.embedded.kept import KeysAndValues
 from envsdk.engines.embedded.recorded import RecordedRows, Recorder
 
 _WIDENING = 8

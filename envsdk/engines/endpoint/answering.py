@@ -28,16 +28,16 @@ from envsdk.engines.continuation import rows_of
 from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import (
+    Messages,
+    RecentMessages,
     history,
     observation,
     settled,
     spelled_out,
     takes_system,
 )
-from envsdk.engines.endpoint.recent import Messages, RecentMessages
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
-from envsdk.engines.endpoint.reply_reading import ReplyReader
-from envsdk.engines.endpoint.reply_text import ReplyText
+from envsdk.engines.endpoint.reply_text import ReplyReader, ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, RepliesUsedUp, SamplingRules, sampling_params
 from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields

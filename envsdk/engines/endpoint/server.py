@@ -24,7 +24,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.app import EndpointApp
-from envsdk.engines.endpoint.reply_reading import ReplyReader
+from envsdk.engines.endpoint.reply_text import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.session_routes import OnEnded, SessionRoutes
 from envsdk.engines.endpoint.sessions import Session, SessionBook

@@ -21,8 +21,8 @@ from envsdk.contracts.prompts import TagPrompts
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, Unreachable, no_server
 from envsdk.engines.engine_support.http import http_client, post_json, with_retries
-from envsdk.engines.full_context import is_full_context
 from envsdk.engines.rate_limits import RateGate
+from envsdk.engines.refusals import is_full_context
 from envsdk.engines.sampling import SamplingParams, recorded
 from envsdk.engines.settings import api_key_of
 

@@ -18,11 +18,10 @@ from pydantic import BaseModel, ValidationError
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineFailure, GenerationRequest
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, error_text
-from envsdk.engines.engine_support.requests import change_fields, sglang_structure
 from envsdk.engines.openai.settings import OpenAISettings
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.sampling import OutputStructure
-from envsdk.engines.tagged_json import structural_tag
+from envsdk.engines.tagged_json import change_fields, sglang_structure, structural_tag
 
 
 @dataclass(frozen=True, slots=True)

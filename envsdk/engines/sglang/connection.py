@@ -1,4 +1,4 @@
-"""Shell: the server of one engine, its own process or one that runs already.
+"""Shell: the server of one engine, its own process or one that runs already, and the requests there.
 
 open -> check -> look* -> close
 """
@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
+import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from envsdk.base.net.rendezvous import free_port
 from envsdk.contracts.failures import ConfigurationError, EngineError
+from envsdk.engines.core import Reply
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import events, http_client, refusal, unavailable
 from envsdk.engines.sampling import SamplingParams
-from envsdk.engines.sglang.server import ServerProcess
 from envsdk.engines.sglang.settings import SGLangSettings, server_arguments
 from envsdk.engines.sglang.wire import ServerFacts, generate_body, read_facts, read_kv_usage, read_message
 
@@ -200,3 +204,135 @@ class SGLangClient:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+STOP_GRACE_S = 20.0
+"""Between the request to end and the kill; SGLang looks for the request every 5 s."""
+_TAIL_BYTES = 2000
+_GUARD = "envsdk.engines.sglang.guard"
+
+
+class ServerProcess:
+    """The server and its schedulers; they end when this process does, however it ends.
+
+    start -> (process) -> stop
+                 |-> ended by itself: `exit_status`, and what it last said
+    """
+
+    def __init__(self, python: str, arguments: Sequence[str]) -> None:
+        self._command = [python, "-m", "sglang.launch_server", *arguments]
+        self._process: asyncio.subprocess.Process | None = None
+        self._log = tempfile.NamedTemporaryFile(prefix="sglang-", suffix=".log")  # noqa: SIM115 - until `stop`
+
+    async def start(self) -> None:
+        """Returns at once; OSError when the command cannot be run."""
+        environment = os.environ | {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", _GUARD, str(STOP_GRACE_S), *self._command,
+            stdin=asyncio.subprocess.PIPE, stdout=self._log, stderr=self._log,
+            start_new_session=True, env=environment,
+        )  # fmt: skip
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode if self._process is not None else None
+
+    async def ends_within(self, timeout_s: float) -> bool:
+        """Wait for its end."""
+        assert self._process is not None, "start first"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        return self._process.returncode is not None
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        path = Path(self._log.name)
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+    async def stop(self) -> None:
+        """End it and wait until it has ended. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            with suppress(ConnectionError):
+                process.stdin.write(b"\n")
+                await process.stdin.drain()
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), 2 * STOP_GRACE_S)
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        self._log.close()
+
+
+_AGAIN_S = 0.1
+"""Between two requests to abort: an abort that arrives before its request has no effect."""
+_ABORT_GRACE_S = 5.0
+"""For the server to end one request; then the connection is closed."""
+
+
+class ServerRequests:
+    """Owner: the engine, on its event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.names: dict[Reply, str] = {}
+        """The name on the server of each reply that it samples."""
+        self.num_clearings = 0
+        self._is_clearing = False
+        self._changed = asyncio.Event()
+
+    @contextmanager
+    def named(self, reply: Reply) -> Iterator[str]:
+        """The server samples the reply in here, under this name."""
+        name = self.names[reply] = self._connection.new_name()
+        try:
+            yield name
+        finally:
+            del self.names[reply]
+            self._changed.set()
+
+    async def end(self, reply: Reply) -> None:
+        """Returns when the server has ended it, or does not."""
+        await self._until(lambda: not self._is_clearing)  # one request ends all of them
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ABORT_GRACE_S
+        while (name := self.names.get(reply)) and loop.time() < deadline:
+            with suppress(Unavailable, ReplyRefused):
+                await self._connection.client.post("/abort_request", {"rid": name}, timeout_s=_ABORT_GRACE_S)
+            await self._until(lambda: reply not in self.names, _AGAIN_S)
+
+    async def let_end(self, holds: Callable[[Reply], bool]) -> None:
+        """Wait for those for which this holds, while nothing more is sent there."""
+        bound = {reply for reply in self.names if holds(reply)}
+        await self._until(lambda: not bound & self.names.keys())
+
+    async def clear(self, timeout_s: float) -> None:
+        """Until the server samples nothing of what it was given before.
+
+        Raises Unavailable, ReplyRefused and TimeoutError.
+        """
+        self._is_clearing = True
+        self.num_clearings += 1
+        there = set(self.names)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while there & self.names.keys():
+                    await self._connection.client.post("/abort_request", {"abort_all": True})
+                    await self._until(lambda: not there & self.names.keys(), _AGAIN_S)
+        finally:
+            self._is_clearing = False
+            self._changed.set()
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """Returns when it is so, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
+                    self._changed.clear()
+                    await self._changed.wait()

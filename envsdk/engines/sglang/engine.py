@@ -44,8 +44,7 @@ from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.engine_support.http import back_off
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.settings import api_key_of
-from envsdk.engines.sglang.connection import Connection
-from envsdk.engines.sglang.requests import ServerRequests
+from envsdk.engines.sglang.connection import Connection, ServerRequests
 from envsdk.engines.sglang.server_weights import NewWeights, ServerWeights
 from envsdk.engines.sglang.settings import SGLangSettings
 from envsdk.engines.sglang.wire import (

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.code.program_text import program_in
+from envsdk.rewards.answer_text import program_in
 from envsdk.rewards.code.rows import RowError, Task, solution_of, task_of
 from envsdk.rewards.code.runs import Limits, Outcome, run_task
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample

@@ -14,8 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from envsdk.rewards.code import returned
-from envsdk.rewards.code.compare import same_output, same_value
+from envsdk.rewards.code.compare import Unreadable, read_value, same_output, same_value
 from envsdk.rewards.code.inside import cases as cases_inside
 from envsdk.rewards.code.inside import values
 from envsdk.rewards.code.rows import Case, Task
@@ -134,11 +133,11 @@ def _case_failure(task: Task, case: Case, line: str, room: int, limits: Limits, 
             else f"printed {_short(text)}, not {_short(case.expected)}"
         )
     try:
-        value = returned.read(printed)
+        value = read_value(printed)
         if same_value(value, case.expected, tolerance):
             return ""
         return f"returned {_short(value)}, not {_short(case.expected)}"
-    except returned.Unreadable as error:
+    except Unreadable as error:
         return f"returned {error}"
     except Exception as error:  # noqa: BLE001 - boundary: what a program made up
         return f"returned what cannot be compared: {type(error).__name__}"

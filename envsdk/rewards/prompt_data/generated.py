@@ -24,10 +24,13 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.prompt_data import generated_rows
-from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
-from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
-from envsdk.rewards.prompt_data.word_problems import word_problem_rows
+from envsdk.rewards.prompt_data.generated_rows import (
+    arithmetic_rows,
+    instruction_rows,
+    program_rows,
+    question_rows,
+    word_problem_rows,
+)
 
 SCHEME = "generated:"
 FILES: Mapping[str, partial[Iterator[dict[str, Any]]]] = {
@@ -64,5 +67,5 @@ def generated_file(name: str) -> Path:
 
 def _code_digest(module: str) -> str:
     """A digest of the code that makes the rows: other code may make other rows under the same name."""
-    files = (sys.modules[each].__file__ for each in (module, generated_rows.__name__, __name__))
-    return hashlib.sha256(b"".join(Path(str(file)).read_bytes() for file in files)).hexdigest()[:12]
+    files = (Path(str(sys.modules[each].__file__)) for each in (module, __name__))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]

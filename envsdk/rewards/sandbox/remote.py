@@ -20,8 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar
 
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.binds import check_image
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot, check_image
 from envsdk.rewards.sandbox.process import Finished
 from envsdk.rewards.sandbox.settings import RemoteSettings
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file

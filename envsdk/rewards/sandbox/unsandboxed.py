@@ -16,7 +16,6 @@ from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.contract import (
     Image,
     Limits,
@@ -24,6 +23,7 @@ from envsdk.rewards.sandbox.contract import (
     SandboxFileError,
     SandboxUnavailable,
     Snapshot,
+    check_image,
 )
 from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.settings import UnsandboxedSettings, parse_settings

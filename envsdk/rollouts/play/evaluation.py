@@ -34,10 +34,10 @@ from envsdk.base.store.tally import Tally, results_by_role, wilson_interval
 from envsdk.config import RunConfig
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name
-from envsdk.config.player_checks import BUILT_IN
 from envsdk.config.plugins import POLICIES, arguments, environment_class, environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.config.role_models import Opponent
+from envsdk.config.section_checks import BUILT_IN
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import POLICY, Result
 from envsdk.contracts.trajectory import Task, Trajectory

@@ -1,10 +1,15 @@
-"""A plan's rows as a table. Pure."""
+"""A plan as a table and as an SVG: throughput and idle shares over the split of the devices. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from operator import attrgetter
 
-from envsdk.view.planning.candidates import Row, best, cost_per_million
+import jinja2
+
+from envsdk.view.planning.candidates import Candidate, Row, best, cost_per_million
 
 _HEADS = (
     "  sampling",
@@ -92,3 +97,110 @@ def _cells(row: Row, devices: int, cost_per_hour: float | None) -> list[str]:
         money = cost_per_million(row, devices, cost_per_hour)
         cells.append("-" if money is None else f"{money:,.2f}")
     return cells
+
+
+_WIDTH, _HEIGHT = 460.0, 300.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 446.0, 14.0, 252.0
+_SHARES = {"trainer idle": "trainer_idle", "engines idle": "engine_idle", "leases thrown away": "waste"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One curve."""
+
+    color: int
+    label: str
+    dots: list[tuple[float, float]]
+
+    @property
+    def path(self) -> str:
+        return "M" + "L".join(f"{x:g},{y:g}" for x, y in self.dots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One chart."""
+
+    title: str
+    x: float
+    lines: list[Line]
+    y_ticks: list[tuple[float, str]]
+    x_ticks: list[tuple[float, str]]
+    star: tuple[float, float] | None = None
+
+
+def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
+    """The SVG; None when fewer than two splits were simulated."""
+    chosen = best(rows)
+    known = [row for row in rows if row.prediction is not None and not row.candidate.is_shared]
+    if chosen is None or not known:
+        return None
+    # The grid has the first values of the other dimensions; the best row may have others.
+    shown = [row for row in known if _others(row.candidate) == _others(known[0].candidate)]
+    splits = sorted({row.candidate.sampling_devices for row in shown})
+    if len(splits) < 2:
+        return None
+    shown.sort(key=lambda row: row.candidate.sampling_devices)
+    alphas = sorted({row.candidate.async_generation_ratio for row in shown})
+    by_alpha = {
+        alpha: [row for row in shown if row.candidate.async_generation_ratio == alpha] for alpha in alphas
+    }
+    highest = max(row.trajectories_per_s for row in rows)
+    alpha = chosen.candidate.async_generation_ratio
+    if alpha not in by_alpha:
+        alpha = alphas[-1]
+
+    def x(row: Row) -> float:
+        share = (row.candidate.sampling_devices - splits[0]) / (splits[-1] - splits[0])
+        return round(_LEFT + (_RIGHT - _LEFT) * share, 1)
+
+    def relative(row: Row) -> float:
+        return row.trajectories_per_s / highest
+
+    def line(color: int, label: str, found: Sequence[Row], value: Callable[[Row], float]) -> Line:
+        return Line(color=color % 6, label=label, dots=[(x(row), _y(value(row))) for row in found])
+
+    one_per_split = list({row.candidate.sampling_devices: row for row in shown}.values())
+    x_ticks = [
+        (x(row), str(row.candidate.sampling_devices)) for row in one_per_split[:: max(1, len(splits) // 8)]
+    ]
+    panels = [
+        Panel(
+            title="Trained episodes per second",
+            x=0.0,
+            lines=[
+                line(color, f"alpha {alpha:g}", found, relative)
+                for color, (alpha, found) in enumerate(by_alpha.items())
+            ],
+            y_ticks=[(_y(share / 4), f"{highest * share / 4:.3g}") for share in range(5)],
+            x_ticks=x_ticks,
+            star=None if chosen.candidate.is_shared else (x(chosen), _y(relative(chosen))),
+        ),
+        Panel(
+            title=f"Shares of the time, alpha {alpha:g}",
+            x=_WIDTH,
+            lines=[
+                line(color, label, by_alpha[alpha], attrgetter(f"prediction.{name}"))
+                for color, (label, name) in enumerate(_SHARES.items())
+            ],
+            y_ticks=[(_y(share / 4), f"{share / 4:.0%}") for share in range(5)],
+            x_ticks=x_ticks,
+        ),
+    ]
+    template = files("envsdk.view.planning").joinpath("figure.svg.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(template).render(
+        panels=panels, title=title, devices=devices, width=2 * _WIDTH, height=_HEIGHT,
+        left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM,
+    )  # fmt: skip
+
+
+def _others(candidate: Candidate) -> Candidate:
+    """What distinguishes it besides split and alpha."""
+    return replace(candidate, sampling_devices=0, async_generation_ratio=0.0)
+
+
+def _y(share: float) -> float:
+    return round(_BOTTOM - (_BOTTOM - _TOP) * share, 1)

@@ -3,7 +3,7 @@ import json
 import pytest
 from official_data import write_official_game
 
-from envsdk.envs.alfworld import official
+from envsdk.envs.alfworld import sources
 from envsdk.envs.alfworld.env import ALFWorldEnv
 from envsdk.envs.alfworld.games import COOL, HEAT, LOOK, PICK, SPLITS, TASK_TYPES, GameDataError
 from envsdk.envs.alfworld.sources import OfficialGames
@@ -12,8 +12,8 @@ from envsdk.envs.alfworld.sources import OfficialGames
 @pytest.fixture(autouse=True)
 def fresh_tables():
     """What was found in one test's folder is no business of the next."""
-    official.find_games.cache_clear()
-    official.load_game.cache_clear()
+    sources.find_games.cache_clear()
+    sources.load_game.cache_clear()
 
 
 @pytest.fixture

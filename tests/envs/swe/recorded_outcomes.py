@@ -9,8 +9,8 @@ from typing import Any
 
 from envsdk.base.display.terminal import say
 from envsdk.base.store.atomic import write_atomically
-from envsdk.envs.swe.evaluator.observe import observe, passed
 from envsdk.envs.swe.evaluator.run import TestRun
+from envsdk.envs.swe.evaluator.trial import observe, passed
 from envsdk.envs.swe.tasks.shipped import OUTCOMES, read_tasks, repositories
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
 

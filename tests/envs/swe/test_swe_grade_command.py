@@ -10,8 +10,8 @@ import pytest
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.grade.__main__ import main
+from envsdk.envs.swe.grade.command import instance_report, run_report
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
-from envsdk.envs.swe.grade.reports import instance_report, run_report
 from envsdk.envs.swe.tasks import Outcome
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
 

@@ -22,7 +22,7 @@ from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.mock import MockEngine
 from envsdk.engines.proxy import InferenceProxy, LocalLink
-from envsdk.envs.swe.harness.stage import PORT, SOCKET
+from envsdk.envs.swe.harness.record import PORT, SOCKET
 from tests.by_day import by_day
 from tests.envs.swe.harness_episodes import CHAT, GOLD, TASK, agent, bash, play
 

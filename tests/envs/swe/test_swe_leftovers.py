@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.swe.evaluator.leftovers import MAX_LINES, AddedFile, left_out
 from envsdk.envs.swe.evaluator.stripping import (
     MAX_CHANGED_LINES,
+    MAX_LINES,
     MAX_PARTS,
     MAX_TEXT_CHARS,
+    AddedFile,
     RefusedPatch,
     installed_for,
+    left_out,
     strip,
 )
 from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict
-from envsdk.envs.swe.evaluator.limits import (
+from envsdk.envs.swe.evaluator.evaluation import (
     FLOOR_S,
     allowed_s,
     came_through,

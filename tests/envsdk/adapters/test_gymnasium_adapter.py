@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.adapters.gymnasium import SPEC
-from envsdk.adapters.gymnasium.actions import action_names, parser_for
 from envsdk.adapters.gymnasium.env import GymnasiumEnv, best_actions, make_gymnasium_env
-from envsdk.adapters.gymnasium.observations import in_words, without_colors
-from envsdk.adapters.gymnasium.prompt import how_to_reply
+from envsdk.adapters.gymnasium.spaces import action_names, how_to_reply, in_words, parser_for, without_colors
 from envsdk.adapters.text import MAX_OBSERVATION_LENGTH, NOTHING, as_observation, tagged, tagged_answer
 from envsdk.base import registry
 from envsdk.contracts.failures import ConfigurationError

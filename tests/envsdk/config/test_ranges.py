@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.config.ranges import MAX_INDICES, parse_index_list
+from envsdk.config.role_models import MAX_INDICES, parse_index_list
 
 SMALL = st.integers(-60, 60)
 SPACE = st.sampled_from(["", " ", "  ", "\t"])

@@ -12,7 +12,7 @@ import yaml
 from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.batches import token_advantages
 from envsdk.config import RunConfig, explain, load_config
-from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.advantage_checks import algorithm_notes
 from envsdk.config.device_sharing import device_groups
 from envsdk.config.loading import LoadedConfig, shipped_tags
 from envsdk.config.roll.dialect import ROLL

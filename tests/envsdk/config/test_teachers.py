@@ -8,7 +8,7 @@ import pytest
 
 from envsdk.config.loading import load_config
 from envsdk.config.sampling_support import engine_settings, keeps_support, support_problem
-from envsdk.config.teacher_checks import teachers_by_tag
+from envsdk.config.section_checks import teachers_by_tag
 from envsdk.contracts.failures import ConfigurationError
 
 TRUNCATED = "actor_infer.generating_args={max_new_tokens: 4, top_p: 0.99, top_k: 100}"

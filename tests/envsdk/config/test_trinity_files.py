@@ -11,8 +11,7 @@ import yaml
 
 from envsdk.config import RunConfig, explain, load_config
 from envsdk.config.loading import LoadedConfig
-from envsdk.config.trinity.dialect import TRINITY
-from envsdk.config.trinity.kinds import is_trinity_file
+from envsdk.config.trinity.dialect import TRINITY, is_trinity_file
 from envsdk.contracts.failures import ConfigurationError
 from tests.envsdk.config.trinity_examples import GROUPS, examples_list
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envsdk.contracts.chat import ChatTokenizer
-from envsdk.engines.endpoint.reply_reading import ReplyReader
+from envsdk.engines.endpoint.reply_text import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.wire import read_chat
 from envsdk.engines.tool_calls.reading import AttemptStatus, attempt_metric, attempt_of

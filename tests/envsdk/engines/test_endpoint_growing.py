@@ -13,9 +13,9 @@ from test_endpoint_messages import user
 
 from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.growing import GrowingList, Histories
+from envsdk.engines.endpoint.messages import RecentMessages
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
 from envsdk.engines.endpoint.protocols.responses_request import read_responses
-from envsdk.engines.endpoint.recent import RecentMessages
 from envsdk.engines.endpoint.wire import ChatFields, read_chat
 from tests.envsdk.engines.endpoint_models import CHATS, QWEN_LIKE, chat_with_template
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from envsdk.contracts.chat import ChatTokenizer
-from envsdk.engines.endpoint import replying
+from envsdk.engines.endpoint import app
 from envsdk.engines.endpoint.sampling import SamplingRules
 from tests.envsdk.engines.endpoint_models import QWEN_LIKE, qwen_like_chat
 from tests.envsdk.engines.test_endpoint_server import CALL, CHAT, HELLO, Served, serving
@@ -71,7 +71,7 @@ async def test_a_stream_has_all_events() -> None:
 
 
 async def test_a_stream_sends_pings_while_nothing_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replying, "PING_S", 0.01)
+    monkeypatch.setattr(app, "PING_S", 0.01)
     async with serving(latency={"kind": "constant", "mean_s": 0.2}) as served:
         kinds = [event["type"] for event in events(await ask(served, stream=True))]
         chat = await served.chat(stream=True)

@@ -16,7 +16,7 @@ from envsdk.contracts.segments import last_segment
 from envsdk.contracts.trajectory import NO_VERSION, FinishReason, VersionSpan
 from envsdk.engines.endpoint.answering import Answerer
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
-from envsdk.engines.endpoint.reply_reading import ReplyReader
+from envsdk.engines.endpoint.reply_text import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.endpoint.trajectories import trajectories

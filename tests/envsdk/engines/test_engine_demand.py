@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envsdk.engines.engine import EngineHealth
-from envsdk.engines.engine_demand import Demand, DemandConfig
+from envsdk.engines.engine_pace import Demand, DemandConfig
 
 
 def demand() -> Demand:

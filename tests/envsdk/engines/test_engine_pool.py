@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.engine import EngineHealth, GenerationRequest, GenerationResult
-from envsdk.engines.engine_demand import DemandConfig
+from envsdk.engines.engine_pace import DemandConfig
 from envsdk.engines.engine_pool import (
     End,
     EngineIncarnation,

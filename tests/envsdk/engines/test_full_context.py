@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envsdk.engines.full_context import is_full_context, says_context_is_full
+from envsdk.engines.refusals import is_full_context, says_context_is_full
 
 FULL = [
     "This model's maximum context length is 4096 tokens. However, your prompt contains at least 5000 tokens.",

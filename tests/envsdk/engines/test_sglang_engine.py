@@ -538,7 +538,7 @@ def test_a_server_does_not_outlive_a_process_that_was_killed(launched: EngineCon
     script = f"""
 import asyncio
 from pathlib import Path
-from envsdk.engines.sglang.server import ServerProcess
+from envsdk.engines.sglang.connection import ServerProcess
 
 async def main():
     server = ServerProcess("sleep", [])

@@ -19,8 +19,8 @@ import pytest
 from envsdk.base.net.rendezvous import free_port
 from envsdk.contracts.failures import EngineError
 from envsdk.engines.engine import EngineConfig, WeightReference
+from envsdk.engines.sglang.connection import ServerProcess
 from envsdk.engines.sglang.engine import SGLangEngine
-from envsdk.engines.sglang.server import ServerProcess
 from envsdk.engines.sglang.settings import SGLangSettings, server_arguments
 from envsdk.testing.engine_structures import write_tokenizer
 from envsdk.testing.engines import CoreSuite

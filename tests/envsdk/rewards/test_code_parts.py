@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.rewards.code import returned
+from envsdk.rewards.answer_text import program_in
+from envsdk.rewards.code import compare
 from envsdk.rewards.code.compare import same_output, same_value
 from envsdk.rewards.code.inside import values
-from envsdk.rewards.code.program_text import program_in
 from envsdk.rewards.code.rows import RowError, task_of
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -72,7 +72,7 @@ def test_what_is_returned_arrives_as_the_json_next_to_it(value: Any) -> None:
     except (values.NotPlain, OverflowError):
         assert _has(value, set, frozenset, bytes, complex, date, Decimal, Fraction)
         return
-    assert same_value(returned.read(json.dumps(sent).encode()), _as_data_sets_have_it(value), 1e-6)
+    assert same_value(compare.read_value(json.dumps(sent).encode()), _as_data_sets_have_it(value), 1e-6)
 
 
 def _has(value: Any, *kinds: type) -> bool:
@@ -118,14 +118,14 @@ def test_what_no_json_equals_is_refused(value: Any) -> None:
     [
         ("[" * 100_000, "levels"),
         ("9" * 5000, "digits"),
-        ('"' + "a" * returned.MOST_BYTES + '"', "16 MB"),
+        ('"' + "a" * compare.MOST_BYTES + '"', "16 MB"),
         ("no json", "no value"),
     ],
     ids=lambda value: value[:30],
 )
 def test_a_text_beyond_the_bounds_is_refused_with_a_reason(text: str, reason: str) -> None:
-    with pytest.raises(returned.Unreadable, match=reason):
-        returned.read(text.encode())
+    with pytest.raises(compare.Unreadable, match=reason):
+        compare.read_value(text.encode())
 
 
 JSON = st.recursive(

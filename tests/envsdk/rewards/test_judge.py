@@ -18,9 +18,8 @@ from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.engine import GenerationRequest, GenerationResult
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.run_engines import RunEngines, offer
-from envsdk.rewards.judge import Judge
+from envsdk.rewards.judge import Judge, ReplyCache
 from envsdk.rewards.loading import load_reward
-from envsdk.rewards.reply_cache import ReplyCache
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, Sample
 from envsdk.rewards.workers import RewardWorkers
 from envsdk.trainers.warm_start.tiny_policy import CHAT_TEMPLATE, build_tokenizer

@@ -10,7 +10,7 @@ import torch
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.config import explain, load_config
-from envsdk.config.algorithm_warnings import algorithm_notes
+from envsdk.config.advantage_checks import algorithm_notes
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainSequence
 from envsdk.trainers.objective import Objective, TokenOutputs, TrainRow

@@ -21,7 +21,7 @@ from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig
 from envsdk.engines.engine import EngineConfig
-from envsdk.engines.engine_demand import DemandConfig
+from envsdk.engines.engine_pace import DemandConfig
 from envsdk.engines.engine_pool import EngineState, PoolConfig
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.engine_group import EngineGroup, EngineGroupSpec

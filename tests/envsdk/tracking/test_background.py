@@ -11,7 +11,7 @@ import pytest
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.tracking import Ending, Tracker
-from envsdk.tracking.background import MOST_BATCHES, MOST_CALLS, BackgroundTracker
+from envsdk.tracking.group import MOST_BATCHES, MOST_CALLS, BackgroundTracker
 
 
 class Service(Tracker):

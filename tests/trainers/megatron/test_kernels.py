@@ -28,9 +28,9 @@ from tests.trainers.megatron import cpu_shim
 @pytest.fixture(scope="module")
 def kernels() -> Any:
     """The module under test, which imports Megatron-core."""
-    from envsdk.trainers.megatron import kernels
+    from envsdk.trainers.megatron import device
 
-    return kernels
+    return device
 
 
 def config(**changes: Any) -> Any:

@@ -24,9 +24,9 @@ from typing import Any
 
 from envsdk.base.processes.loop_locks import lock_of
 from envsdk.base.store.atomic import made_once, write_json_atomically
+from envsdk.envs.swe.evaluator.evaluation import allowed_s
 from envsdk.envs.swe.evaluator.kit import probes
 from envsdk.envs.swe.evaluator.layout import link
-from envsdk.envs.swe.evaluator.limits import allowed_s
 from envsdk.envs.swe.evaluator.report import Report
 from envsdk.envs.swe.evaluator.run import TestRun
 from envsdk.envs.swe.evaluator.sealing import judge

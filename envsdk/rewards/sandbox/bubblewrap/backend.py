@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox.binds import check_image
 from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
 from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER
-from envsdk.rewards.sandbox.bubblewrap.layers import Layers
+from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.roots import (
     BASE_ENV,
     PATH,
@@ -45,9 +44,16 @@ from envsdk.rewards.sandbox.bubblewrap.state import (
     owned_copy,
 )
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
-from envsdk.rewards.sandbox.bubblewrap.trees import Trees
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
-from envsdk.rewards.sandbox.contract import ExecResult, Image, Limits, Root, SandboxError, SandboxUnavailable
+from envsdk.rewards.sandbox.contract import (
+    ExecResult,
+    Image,
+    Limits,
+    Root,
+    SandboxError,
+    SandboxUnavailable,
+    check_image,
+)
 from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.settings import BubblewrapSettings, parse_settings
 from envsdk.rewards.sandbox.threads import in_thread

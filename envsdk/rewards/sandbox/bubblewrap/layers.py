@@ -1,4 +1,5 @@
-"""Layers of roots: each made once for what it holds, and shared by all programs with this `state_dir`.
+"""Layers of roots, and copies of trees. Layers are each made once for what it holds, and shared by all
+programs with this `state_dir`.
 
     images/NAME/PART/...    one layer: a folder for each part, in overlayfs's own form
     images/NAME/size        its bytes on disk
@@ -12,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from envsdk.rewards.sandbox.bubblewrap import leases
-from envsdk.rewards.sandbox.bubblewrap.state import measure
+from envsdk.rewards.sandbox.bubblewrap.state import Owner, measure, owned_copy
 from envsdk.rewards.sandbox.contract import SandboxError
 from envsdk.rewards.sandbox.threads import in_thread
 
@@ -147,3 +150,63 @@ def _closing(descriptor: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@dataclass(slots=True, eq=False)
+class _Shared:
+    source: Path
+    ready: asyncio.Future[Path]
+    borrowers: int = 0
+
+
+@dataclass(slots=True)
+class Trees:
+    """The trees of a backend. Belongs to one event loop.
+
+    unknown --borrow--> borrowed --returned by the last sandbox--> kept --too many newer ones--> deleted
+    """
+
+    folder: Path
+    owner: Owner
+    kept: int
+    """How many that no sandbox uses are kept, the last used ones."""
+    _known: OrderedDict[Path, _Shared] = field(default_factory=OrderedDict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def borrow(self, source: Path) -> Path:
+        """Where the tree `source` is for sandboxes, until `give_back`.
+
+        Raises OSError or CalledProcessError: it could not be copied.
+        """
+        shared = self._known.get(source)
+        if shared is None:
+            # A future of the executor, and no task: a loop that ends cancels all tasks.
+            copying = asyncio.get_running_loop().run_in_executor(
+                None, owned_copy, source, self.folder / f"tree-{next(self._numbers)}", self.owner
+            )
+            shared = self._known[source] = _Shared(source, copying)
+        shared.borrowers += 1
+        try:
+            return await asyncio.shield(shared.ready)
+        except BaseException:
+            shared.borrowers -= 1
+            if shared.ready.done() and not shared.ready.cancelled() and shared.ready.exception():
+                self._known.pop(source, None)
+            raise
+
+    async def copied(self) -> None:
+        """Wait until no tree is being copied."""
+        if copying := {shared.ready for shared in self._known.values() if not shared.ready.done()}:
+            await asyncio.wait(copying)
+
+    async def give_back(self, source: Path) -> None:
+        """A sandbox of `source` has closed."""
+        shared = self._known[source]
+        shared.borrowers -= 1
+        self._known.move_to_end(source)
+        idle = [other for other in self._known.values() if not other.borrowers and other.ready.done()]
+        for oldest in idle[: max(0, len(idle) - self.kept)]:
+            del self._known[oldest.source]
+            place = oldest.ready.result()
+            if place != oldest.source:
+                await asyncio.to_thread(leases.delete, place)

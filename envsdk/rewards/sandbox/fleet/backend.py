@@ -29,7 +29,7 @@ from envsdk.rewards.sandbox.contract import (
 )
 from envsdk.rewards.sandbox.fleet import parts
 from envsdk.rewards.sandbox.fleet.core import FleetCore
-from envsdk.rewards.sandbox.fleet.settings import FleetSettings, HostSettings
+from envsdk.rewards.sandbox.settings import FleetSettings, HostSettings
 
 log = logging.getLogger(__name__)
 

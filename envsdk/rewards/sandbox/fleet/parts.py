@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
+from envsdk.rewards.sandbox.settings import FleetLimits, HostSettings
 
 FULL_S = 2.0
 """A host that says it is full is asked again after so long."""

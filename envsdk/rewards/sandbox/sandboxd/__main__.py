@@ -51,7 +51,7 @@ def command(options: SandboxdOptions) -> None:
     that is made up and shown once.
     """
     require("envsdk sandboxd", "e2b", "starlette", "uvicorn")
-    from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
+    from envsdk.rewards.sandbox.sandboxd.app import SandboxServer
 
     settings = _settings(options)
     server = SandboxServer(settings, host=options.host, port=options.port)

@@ -24,14 +24,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from envsdk.base.net.web_server import WebServer
 from envsdk.rewards.sandbox.contract import SandboxError
-from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes
+from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes, Refused
 from envsdk.rewards.sandbox.sandboxd.guest import Exited, NotStarted, Printed, answer_of, raise_failure
 from envsdk.rewards.sandbox.sandboxd.inside import server as wire
 from envsdk.rewards.sandbox.sandboxd.inside.files import CHUNK
-from envsdk.rewards.sandbox.sandboxd.refused import Refused
 from envsdk.rewards.sandbox.sandboxd.rest import Rest, refusal
 from envsdk.rewards.sandbox.sandboxd.rpc import CURRENT, FilesystemService, ProcessService
+from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -196,3 +197,39 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return refusal(Refused(500, "the server failed; its log says how"))
+
+
+GRACE_S = 5
+"""How long calls that are under way are waited for when the server closes, seconds."""
+
+
+class SandboxServer:
+    """Serves this machine's sandboxes on the running event loop. There is no TLS.
+
+    created -> start (its port is known) -> serving -> close
+    """
+
+    def __init__(self, settings: ServerSettings, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.boxes = Boxes(settings)
+        self._server = WebServer(App(self.boxes), host=host, port=port, grace_s=GRACE_S)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    async def start(self) -> None:
+        """Try the backend, bind and serve.
+
+        Raises SandboxUnavailable: sandboxes do not run here. Raises OSError: the address cannot be bound.
+        """
+        await self.boxes.open()
+        try:
+            await self._server.start()
+        except OSError:
+            await self.boxes.close()
+            raise
+
+    async def close(self) -> None:
+        """End all sandboxes, then stop serving. Idempotent."""
+        await self.boxes.close()
+        await self._server.close()

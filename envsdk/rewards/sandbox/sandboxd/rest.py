@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from envsdk.base.settings.validation import value_problem
-from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes
-from envsdk.rewards.sandbox.sandboxd.refused import Refused
+from envsdk.rewards.sandbox.sandboxd.boxes import Box, Boxes, Refused
 
 ENVD_VERSION = "0.6.1"
 """What this server's second plane can do, by the version of E2B's own: its SDK asks no more of it."""

@@ -17,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import read_tasks, shipped_tasks
-from envsdk.envs.swe.tasks.solution import solution_of
-from envsdk.envs.swe.tasks.trees import base_tree
+from envsdk.envs.swe.tasks.trees import base_tree, solution_of
 from envsdk.rewards.sandbox import open_backend
 
 REPOSITORIES = Path(__file__).parent / "repositories"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.prompt_data.arithmetic import arithmetic_rows
 from envsdk.rewards.prompt_data.generated import generated_file
+from envsdk.rewards.prompt_data.generated_rows import arithmetic_rows
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.prompt_data.prompts import PromptSource
 

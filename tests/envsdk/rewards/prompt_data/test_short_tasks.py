@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from envsdk.rewards.loading import load_reward
+from envsdk.rewards.prompt_data.generated_rows import instruction_rows, program_rows, question_rows
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.prompt_data.prompts import PromptSource
-from envsdk.rewards.prompt_data.short_tasks import instruction_rows, program_rows, question_rows
 from envsdk.rewards.reward import Sample
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from envsdk.rewards.mathematics import MathArgs, MathReward
-from envsdk.rewards.prompt_data.word_problems import word_problem_rows
+from envsdk.rewards.prompt_data.generated_rows import word_problem_rows
 from envsdk.rewards.reward import Sample
 
 LOSSES = re.compile(r"loses|sells|gives (\d+) to")

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
+from envsdk.rewards.sandbox.sandboxd.app import SandboxServer
 from envsdk.rewards.sandbox.sandboxd.settings import ServerSettings
 
 OURS, THEIRS = "e2b_" + "0" * 40, "e2b_" + "1" * 40

@@ -16,7 +16,7 @@ from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, Sandbox
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
-from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
+from envsdk.rewards.sandbox.sandboxd.app import SandboxServer
 from tests.envsdk.rewards.sandbox.boxes import Start, said
 from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 

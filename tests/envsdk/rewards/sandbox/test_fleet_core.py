@@ -25,7 +25,7 @@ from envsdk.rewards.sandbox.fleet.parts import (
     Release,
     Start,
 )
-from envsdk.rewards.sandbox.fleet.settings import FleetLimits, HostSettings
+from envsdk.rewards.sandbox.settings import FleetLimits, HostSettings
 
 
 def fleet(*names: str, places: int = 4, starts_at_once: int = 4, **config: Any) -> FleetCore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envsdk.envs.swe.evaluator.leftovers import AddedFile, left_out
+from envsdk.envs.swe.evaluator.stripping import AddedFile, left_out
 from envsdk.envs.swe.tasks.patches import parse, sections
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from envsdk.rewards.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES

@@ -28,8 +28,8 @@ from e2b import (
 )
 from e2b.envd.rpc import handle_rpc_exception
 
+from envsdk.rewards.sandbox.sandboxd.app import SandboxServer
 from envsdk.rewards.sandbox.sandboxd.rpc import told
-from envsdk.rewards.sandbox.sandboxd.server import SandboxServer
 from tests.envsdk.rewards.sandbox.sandbox_servers import OURS, THEIRS, access, sandbox_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,8 +11,7 @@ import pytest
 from envsdk.config.loading import load_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.view.planning.candidates import Candidate, Plan, Row, best, cost_per_million, splits
-from envsdk.view.planning.figure import draw
-from envsdk.view.planning.report import comparison, table
+from envsdk.view.planning.report import comparison, draw, table
 from envsdk.view.planning.settings import misfit_of
 from envsdk.view.planning.workload import EngineTime, StatedEpisodes, Timings, TrainTime, Workload
 
