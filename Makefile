@@ -185,11 +185,11 @@ test: install ## Set up, lint and run the test suite: what CI runs
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 
-# Only files with such tests are collected for the system part: the others take each worker longer than to start. Whole
-# runs, tests/system, come first, so that the workers end together: three, since these tests often wait.
+# Three workers on two cores, since tests often wait. Only files with such tests are collected for the system part: the
+# others take each worker longer than to start. Whole runs, tests/system, come first, so that the workers end together.
 .PHONY: tests
 tests:
-	$(call pytest_twice,not system and not slow and not gpu,unit,2 --dist worksteal)
+	$(call pytest_twice,not system and not slow and not gpu,unit,3 --dist worksteal)
 	$(call pytest_twice,system and not slow and not gpu,system,3 --dist loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r))
 
 .PHONY: test-nightly

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.processes.garbage import importing
 from envsdk.base.settings.options import Argument, Option, Options
 
 
@@ -41,7 +42,8 @@ def command(options: TrainOptions) -> None:
 
     check_packages(loaded.config)
 
-    from envsdk.explorers.start import run
+    with importing():
+        from envsdk.explorers.start import run
 
     if loaded.preset_notes:
         say("\n".join([f"preset {options.preset}:", *(f"- {note}" for note in loaded.preset_notes)]))

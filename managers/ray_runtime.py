@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants, services
+from ray._private import parameter, ray_constants, services
 
 from envsdk.base.store.file_lock import locked
 from envsdk.config.ray_models import RayArgs
@@ -87,10 +87,9 @@ def ray_runtime(
         else:
             worker: Any = ray._private.worker
             worker.print_to_stdstream = _without_last_words(worker.print_to_stdstream)
-            node = worker._global_node
-            session = Path(node.get_session_dir_path())
+            session = Path(worker._global_node.get_session_dir_path())
             held.enter_context(held_session(session))
-            watch = _started(session, node.all_processes, if_lost)
+            watch = _started(session, worker._global_node.all_processes, if_lost)
         try:
             yield
         finally:
@@ -100,6 +99,9 @@ def ray_runtime(
 
 def _start_here(args: RayArgs) -> None:
     """Start Ray on this machine. Ray gives itself 30 s for that; on a busy machine it is tried again."""
+    # Without two processes that do nothing for a Ray of one machine: they send logs here and add nodes.
+    lean = functools.partial(parameter.RayParams, include_log_monitor="", no_monitor=True)
+    vars(parameter)["RayParams"] = lean
     for tries_left in reversed(range(START_TRIES)):
         before = {child.pid for child in psutil.Process().children()}
         try:

@@ -5,29 +5,10 @@ loaded.config.train_env_manager.num_envs
 print(explain(loaded))
 """
 
-from envsdk.config.env_models import CustomEnv, EnvManagerArgs
-from envsdk.config.explanation import explain
-from envsdk.config.loading import LoadedConfig, load_config
-from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig, WarmStartArgs
-from envsdk.config.ray_models import RayArgs
-from envsdk.config.reading import find_config
-from envsdk.config.role_models import ActorInfer, ActorTrain, Reference, StrategyArgs
-from envsdk.config.section import GeneratingArgs
+from __future__ import annotations
 
-__all__ = [
-    "EMBEDDED_DEFAULT",
-    "ActorInfer",
-    "ActorTrain",
-    "CustomEnv",
-    "EnvManagerArgs",
-    "GeneratingArgs",
-    "LoadedConfig",
-    "RayArgs",
-    "Reference",
-    "RunConfig",
-    "StrategyArgs",
-    "WarmStartArgs",
-    "explain",
-    "find_config",
-    "load_config",
-]
+from envsdk.base.settings.public import names_in_stub, public_names
+
+_NAMES = names_in_stub(__file__)
+__all__ = sorted(_NAMES)
+__getattr__, __dir__ = public_names(__name__, _NAMES)

@@ -13,7 +13,7 @@ from typing import Any
 
 from envsdk.base.net.long_poll import LongPoll, Outbox
 from envsdk.base.plugins import load_plugin
-from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
+from envsdk.base.processes.garbage import collect_rarely, collect_when_grown, importing
 from envsdk.base.store.travel import DriverFiles
 from envsdk.contracts.held import Held
 from envsdk.engines.engine import (
@@ -124,7 +124,8 @@ class EngineHost:
 
     async def start(self) -> None:
         """Load the model and begin. Not in the constructor, whose errors Ray turns into text."""
-        engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
+        with importing():
+            engine_class: type[Engine] = load_plugin("envsdk.engines", self._strategy_name)
         config = self._config
         if self._files is not None and config.model is not None:
             config = replace(config, model=await asyncio.to_thread(self._files.here, config.model))

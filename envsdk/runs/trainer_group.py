@@ -34,6 +34,7 @@ from envsdk.base.processes.actor_death import (
     remote_lines,
     until_cause,
 )
+from envsdk.base.processes.garbage import importing
 from envsdk.base.processes.memory import give_back_freed
 from envsdk.base.store.atomic import storage_error
 from envsdk.base.store.cache import cache_folder
@@ -106,7 +107,8 @@ class TrainerHost(FileServer):
         if devices:
             show_only(devices)
         self._rank = rank
-        trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
+        with importing():
+            trainer_class: type[Trainer] = load_plugin("envsdk.trainers", self._strategy_name)
         model = self._files.here(self._config.model)
         self._trainer = trainer_class.create(replace(self._config, model=model, rank=rank))
 

@@ -15,6 +15,8 @@ from envsdk.base.store.trajectories import read_trajectories
 from envsdk.tracking import read_metrics
 from envsdk.tracking.run_record import read_kernels
 from envsdk.tracking.timeline import read_timeline
+from envsdk.train import main as train
+from tests.system.conftest import RunHere
 from tests.system.jobs import Job, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -170,15 +172,18 @@ def test_what_an_actor_refuses_is_one_clear_message(tmp_path: Path, model: Path)
     assert not (job.run / "report.html").exists()
 
 
-def test_a_finished_run_is_not_overwritten(finished: tuple[Job, str]) -> None:
+def test_a_finished_run_is_not_overwritten(
+    finished: tuple[Job, str], run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, _ = finished
+    monkeypatch.chdir(job.folder)
     before = (job.run / "metrics.jsonl").read_bytes()
-    code, output = job.finish()
-    assert code == 0
-    assert "raise max_steps or choose another exp_name" in output
-    code, output = job.finish("resume=never")
-    assert code == 2
-    assert "already holds a run" in output
+    done = run_here(train, "run.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "raise max_steps or choose another exp_name" in done.stdout
+    done = run_here(train, "run.yaml", "resume=never")
+    assert done.returncode == 2
+    assert "already holds a run" in done.stderr
     assert (job.run / "metrics.jsonl").read_bytes() == before
 
 

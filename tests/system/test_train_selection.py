@@ -61,6 +61,7 @@ def test_evaluations_play_the_average_training_plays_the_weights_and_the_best_is
         assert folder.resolve() == (job.checkpoint(best) / "model").resolve()
 
 
+@pytest.mark.slow  # by day, test_checkpoint_selection.py runs the same loop to an early end, and starts again
 def test_a_run_ends_early_and_the_same_command_has_nothing_to_do(tmp_path: Path, model: Path) -> None:
     job = Job(tmp_path, model, alpha=0, max_steps=30)
     keys = (*KEYS, "early_stopping_patience=1", "actor_train.training_args.learning_rate=0.0")

@@ -8,6 +8,7 @@ once, never from the test process, whose autograd threads would not survive it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
@@ -128,6 +129,7 @@ def _run(
     if not sees_gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    gc.freeze()  # what changes its place collects garbage, and would search all libraries' objects each time
     torch.set_num_threads(1)
     try:
         writer.send((None, body(rank, *args, **kwargs)))

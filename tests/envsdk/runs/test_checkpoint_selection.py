@@ -18,6 +18,7 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.runs.agentic_pipeline import AgenticPipeline
+from envsdk.runs.run import run as train
 from envsdk.runs.run_end import best_checkpoint
 from envsdk.runs.run_folder import RunFolder, stopped_early
 from envsdk.runs.selection import Selection
@@ -184,7 +185,9 @@ def test_patience_ends_a_run_and_a_killed_run_ends_at_the_same_step(
     assert (again.step, best(again), again.selection) == (7, "step_000004", pipeline.selection)
 
 
-def test_the_same_command_starts_nothing_after_an_early_end(tmp_path: Path) -> None:
+def test_the_same_command_starts_nothing_after_an_early_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = ("early_stopping_patience=3", "save_steps=2")
     pipeline = run(tmp_path, Scores(RISE_AND_FALL), *keys)
     row = {"step": 7, "val/episodes": 8.0, METRIC: RISE_AND_FALL[7]}
@@ -192,6 +195,10 @@ def test_the_same_command_starts_nothing_after_an_early_end(tmp_path: Path) -> N
     more = load(f"output_dir={tmp_path}", "early_stopping_patience=5").config
     assert stopped_early(pipeline.config, RunFolder.open(pipeline.config))
     assert not stopped_early(more, RunFolder.open(more))
+    train(load(f"output_dir={tmp_path}", "max_steps=10", "eval_steps=1", *keys))
+    said = capsys.readouterr().out
+    assert "stopped early after 7 steps; raise early_stopping_patience or choose another" in said
+    assert (pipeline.folder.path / "report.html").is_file()
 
 
 def test_a_run_that_never_improves_has_no_best_checkpoint(tmp_path: Path) -> None:

@@ -28,6 +28,18 @@ def test_what_is_loaded_takes_no_part_in_later_searches() -> None:
     assert gc.isenabled()
 
 
+def test_while_libraries_are_imported_nothing_is_searched_nor_their_objects_later() -> None:
+    def missing() -> None:
+        assert not gc.isenabled()
+        raise ImportError
+
+    gc.unfreeze()
+    with pytest.raises(ImportError), garbage.importing():
+        missing()
+    assert gc.get_freeze_count() > 0
+    assert gc.isenabled()
+
+
 @pytest.mark.parametrize(
     ("known", "now", "expected"),
     [
