@@ -99,13 +99,10 @@ def ray_runtime(
 
 def _start_here(args: RayArgs) -> None:
     """Start Ray on this machine. Ray gives itself 30 s for that; on a busy machine it is tried again."""
-    # Without two processes that do nothing for a Ray of one machine: they send logs here and add nodes.
-    lean = functools.partial(parameter.RayParams, include_log_monitor="", no_monitor=True)
-    vars(parameter)["RayParams"] = lean
     for tries_left in reversed(range(START_TRIES)):
         before = {child.pid for child in psutil.Process().children()}
         try:
-            with _apart_from_signals():
+            with _apart_from_signals(), _without_monitors():
                 ray.init(
                     address="local",  # else a cluster that somebody runs on this machine would be joined
                     num_cpus=args.num_cpus,
@@ -120,6 +117,17 @@ def _start_here(args: RayArgs) -> None:
             if not tries_left or _TOO_SLOW not in str(error):
                 raise
             end_processes([child.pid for child in psutil.Process().children() if child.pid not in before])
+
+
+@contextmanager
+def _without_monitors() -> Iterator[None]:
+    """Start no process that sends logs here, and none that adds nodes: a Ray of one machine needs neither."""
+    params = parameter.RayParams
+    vars(parameter)["RayParams"] = functools.partial(params, include_log_monitor="", no_monitor=True)
+    try:
+        yield
+    finally:
+        vars(parameter)["RayParams"] = params
 
 
 @contextmanager
