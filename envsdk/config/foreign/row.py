@@ -50,7 +50,7 @@ class Place:
 
 
 def read_data(package: str, name: str) -> dict[str, Any]:
-    """A TOML file in the folder of a dialect's package."""
+    """A TOML file in the folder of a package."""
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
