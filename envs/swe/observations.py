@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from envsdk.envs.shell.replies import ActionFormat, format_reply
 
 SUBMIT_COMMAND = f"echo {SENTINEL} && git add -A && git diff --cached"
 
-_INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding="utf-8").rstrip()
+_INSTRUCTIONS: str = tomllib.loads(Path(__file__).with_name("instructions.toml").read_text(encoding="utf-8"))[
+    "text"
+]
 _WRITTEN_OUT = re.compile(r"\\x[0-9a-f]{2}|\ufffd")
 _PIECE_CHARS = 1 << 20
 _ENDED = re.compile(
