@@ -161,7 +161,7 @@ def _said(kind: str, name: str, args: dict[str, Any], others: str) -> dict[str, 
     known = _TABLE[kind][known.get("same_as", name)]
     for each in known.get("ignored", ()):
         args.pop(each, None)
-    ours = known.get("set", {}) | _taken(known.get("take", {}), args)
+    ours: dict[str, Any] = known.get("set", {}) | _taken(known.get("take", {}), args)
     if "pg_args" in known:
         ours["pg_args"] = _taken(known["pg_args"], args)
     _only(args, **known.get("only", {}), **dict.fromkeys(known.get("unset", ())))
