@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from envsdk.envs.alfworld.furniture import ABLE, FITS, HOLLOW, LAMPS, OPENABLE, ROOMS
-from envsdk.envs.alfworld.games import CLEAN, COOL, HEAT, LOOK, PICK, TWO, Goal
+from envsdk.envs.alfworld.games import Goal
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,45 +34,9 @@ class Household:
     """Where the player stands at first: at no receptacle."""
 
 
-DESCRIPTIONS: Mapping[str, tuple[str, ...]] = {
-    PICK: ("put a {obj} in {recep}", "put some {obj} on {recep}"),
-    LOOK: ("look at {obj} under the {toggle}", "examine the {obj} with the {toggle}"),
-    CLEAN: ("put a clean {obj} in {recep}", "clean some {obj} and put it in {recep}"),
-    HEAT: ("put a hot {obj} in {recep}", "heat some {obj} and put it in {recep}"),
-    COOL: ("put a cool {obj} in {recep}", "cool some {obj} and put it in {recep}"),
-    TWO: ("put two {obj} in {recep}", "find two {obj} and put them in {recep}"),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("goals.toml").read_text(encoding="utf-8"))
+DESCRIPTIONS: Mapping[str, Sequence[str]] = {task_type: goal["words"] for task_type, goal in _TABLE.items()}
 """ALFWorld's templates for the goal in words."""
-
-_PLACED = """
-    (exists (?r - receptacle) (exists (?o - object) (and
-        {treated} (inReceptacle ?o ?r) (objectType ?o {obj}Type) (receptacleType ?r {recep}Type)
-    )))
-"""
-_GOALS: Mapping[str, str] = {
-    PICK: _PLACED.replace("{treated}", ""),
-    CLEAN: _PLACED.replace("{treated}", "(cleanable ?o) (isClean ?o)"),
-    HEAT: _PLACED.replace("{treated}", "(heatable ?o) (isHot ?o)"),
-    COOL: _PLACED.replace("{treated}", "(coolable ?o) (isCool ?o)"),
-    TWO: """
-        (exists (?r - receptacle) (exists (?o1 - object) (and
-            (objectType ?o1 {obj}Type) (receptacleType ?r {recep}Type) (inReceptacle ?o1 ?r)
-            (exists (?o2 - object) (and
-                (not (= ?o1 ?o2)) (objectType ?o2 {obj}Type) (receptacleType ?r {recep}Type)
-                (inReceptacle ?o2 ?r)
-            ))
-        )))
-    """,
-    LOOK: """
-        (exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and
-            (objectType ?ot {toggle}Type) (toggleable ?ot) (isToggled ?ot)
-            (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)
-        ))
-        (exists (?o - object ?a - agent) (and (objectType ?o {obj}Type) (holds ?a ?o)))
-    """,
-}
-"""What ALFRED's goals say."""
-
 _DECLARED_OBJECT_TYPES = ("ButterKnife", "Knife")
 _DECLARED_RECEPTACLE_TYPES = ("Fridge", "Microwave", "SinkBasin")
 """The domain's actions name these types, so every problem must declare them."""
@@ -84,7 +50,7 @@ _MANGLED = str.maketrans(
 def write_problem(household: Household, goal: Goal) -> str:
     """The problem's text, with ids as ALFWorld spells them (`cabinet_bar__minus_01_dot_75...`)."""
     facts = "\n".join(f"        ({_mangled(fact)})" for fact in _facts(household))
-    conditions = _GOALS[goal.task_type].format(
+    conditions = _TABLE[goal.task_type]["says"].format(
         obj=goal.object_type, recep=goal.receptacle_type, toggle=goal.lamp_type
     )
     return (

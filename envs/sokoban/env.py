@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,9 @@ from envsdk.envs.grid import GridArguments, GridEnv, move_result, surroundings, 
 from envsdk.envs.sokoban.room import Room, bits, generate_room
 from envsdk.envs.sokoban.solver import solve
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "SimpleSokoban": {"dim": (6, 6), "num_boxes": 1, "max_steps": 30},
-    "LargerSokoban": {"dim": (8, 8), "num_boxes": 2, "max_steps": 60},
-    "SokobanDifferentGridVocab": {
-        "dim": (6, 6),
-        "num_boxes": 1,
-        "max_steps": 30,
-        "symbols": {
-            "wall": "W",
-            "floor": ".",
-            "target": "T",
-            "box": "B",
-            "box_on_target": "D",
-            "player": "A",
-            "player_on_target": "C",
-        },
-    },
-}
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
 """Configurations by the name of the tag they are for; `preset: NAME` in `env_config` takes one."""
 
 _FEWEST_STEPS_PER_BOX = 8

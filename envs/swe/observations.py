@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from envsdk.envs.shell.commands import SENTINEL
 from envsdk.envs.shell.replies import ActionFormat, format_reply
 
 SUBMIT_COMMAND = f"echo {SENTINEL} && git add -A && git diff --cached"
 
+_INSTRUCTIONS: str = tomllib.loads(Path(__file__).with_name("instructions.toml").read_text(encoding="utf-8"))[
+    "text"
+]
 _WRITTEN_OUT = re.compile(r"\\x[0-9a-f]{2}|\ufffd")
 _PIECE_CHARS = 1 << 20
 _ENDED = re.compile(
@@ -95,23 +100,4 @@ def render_instructions(action_format: ActionFormat, workdir: str) -> str:
     one = "one call of the tool `bash`" if action_format == "tool" else "one bash block"
     example = format_reply("grep -rn 'def parse' .", action_format, thought="THOUGHT: why this command.")
     submit = format_reply(SUBMIT_COMMAND, action_format)
-    return f"""<instructions>
-You work on the repository in {workdir} by shell commands, and see what each prints before you give the next.
-Change its source so that the description above is met in general, in the style of the code around it.
-Hidden tests decide. Changes to tests and to configuration files are not counted.
-
-Every reply gives a reason, and then exactly {one} with one command or several joined by && or ||:
-
-<format_example>
-{example}
-</format_example>
-
-- Each command runs in a new shell in {workdir}: `cd` and variables do not last, files do.
-- There is no network and nobody answers a prompt. A command that takes too long is killed.
-- Edit with sed, a heredoc or a short Python script; look at parts of long files with sed -n.
-
-Steps that work well: find the code, reproduce the problem, fix it, run your reproduction again, think of edge
-cases. When you are done, submit. This ends the episode:
-
-{submit}
-</instructions>"""
+    return _INSTRUCTIONS.format(workdir=workdir, one=one, example=example, submit=submit)

@@ -10,6 +10,7 @@ from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath
+from envsdk.config.foreign.row import read_data
 from envsdk.config.rlvr import DEFAULT_DOMAIN, DEFAULT_REWARD, PROMPTS_ENV, found_files, mapping
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.files import is_local
@@ -18,19 +19,7 @@ from envsdk.rewards.prompt_data.generated import SCHEME
 Put = Callable[[KeyPath, Any], bool]
 """Sets a key; returns whether it did: an override is never replaced."""
 
-_ROWS: Mapping[str, tuple[str, str]] = {
-    "choice": ("arithmetic", "comparisons"),
-    "code": ("programs", "programs"),
-    "exact": ("questions", "questions"),
-    "ifeval": ("instructions", "instructions"),
-}
-"""Reward -> generated rows that it can score, and their tag."""
-_OTHER_ROWS = ("arithmetic", "sums")
-_COMPARISON = {
-    "worker_cls": "exact",
-    "ignore": ["case", "space", "punctuation"],
-}
-"""In place of a judge."""
+_TINY = read_data("envsdk.config", "tiny.toml")
 _MOST_REWARD_WORKERS = 2
 
 
@@ -53,7 +42,7 @@ def _put_comparisons(rewards: Mapping[str, Any], put: Put) -> Iterator[str]:
         if not isinstance(reward, dict) or reward.get("worker_cls") != "judge" or reward.get("base_url"):
             continue
         kept = {key: reward[key] for key in ("tag_included", "query_filter_config") if key in reward}
-        if put(("rewards", name), {**_COMPARISON, **kept}):
+        if put(("rewards", name), {**_TINY["comparison"], **kept}):
             yield (
                 f"{name}: no judge has an address, so responses are compared with the row's answer "
                 f"(`exact`); for a judge: rewards.{name}.judge_api_url=http://HOST:8001/v1"
@@ -107,60 +96,12 @@ def _rows_of(reward: Any) -> tuple[str, str]:
         if parts := mapping(reward.get("parts")):
             return _rows_of(parts.get(str(reward.get("decides"))) or next(iter(parts.values())))
         reward = reward.get("worker_cls")
-    return _ROWS.get(str(reward), _OTHER_ROWS)
+    file, tag = _TINY["rows"].get(str(reward), _TINY["rows"]["others"])
+    return file, tag
 
 
-TINY_VALUES: Mapping[str, Any] = {
-    "pretrain": "embedded_default",
-    "actor_train.strategy_args": {"strategy_name": "torch"},
-    "actor_infer.strategy_args": {"strategy_name": "embedded"},
-    "reference.strategy_args": {"strategy_name": "torch"},
-    "actor_infer.generating_args": {"max_new_tokens": 32},
-    "actor_infer.infer_batch_size": 32,
-    "actor_train.training_args": {"learning_rate": 3e-4},
-    "warm_start": {"num_episodes": 96, "batch_size": 8, "hidden_size": 64, "num_layers": 2},
-    "train_env_manager.max_env_num_per_worker": 64,
-    "val_env_manager.max_env_num_per_worker": 64,
-    "max_steps": 5,
-    "eval_steps": 0,
-    "save_steps": 0,
-}
-"""What the preset sets, whatever the file says; an override still replaces it."""
-TINY_LIMITS: Mapping[str, int] = {
-    "num_return_sequences_in_group": 4,
-    "prompt_length": 256,
-    "response_length": 32,
-    "sequence_length": 2048,
-    "train_env_manager.group_size": 4,
-    "val_env_manager.group_size": 4,
-    "val_env_manager.generating_args.max_new_tokens": 32,
-    "validation.generating_args.max_new_tokens": 32,
-}
-"""What the preset lowers, where the file has more."""
-TINY_DROPS = (
-    "actor_train.model_args",
-    "actor_infer.model_args",
-    "reference.model_args",
-    "actor_train.device_mapping",
-    "actor_train.offload",
-    "actor_infer.device_mapping",
-    "actor_infer.offload",
-    "reference.device_mapping",
-    "reference.offload",
-    "actor_infer.num_engines",
-    "ppo_mini_batch_size",
-    "train_env_manager.num_groups_partition",
-    "val_env_manager.num_groups_partition",
-)
-"""Keys of the file that the preset leaves out."""
 _REPLY = 16
 _PROMPTS, _HELD_OUT_PROMPTS, _GROUPS = 8, 32, 4
-_SAID = (
-    "the tiny policy, trained by `torch` and sampled by `embedded`, on a CPU",
-    "batches, groups, replies and lengths are small; 5 steps, with no evaluation or checkpoint between them",
-    "left out: devices, dtypes and other settings of models, mini-batches",
-)
-
 PRESETS = ("tiny",)
 
 
@@ -207,17 +148,17 @@ def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPa
         changed.append(path)
         return True
 
-    for key in TINY_DROPS:
+    for key in _TINY["drops"]:
         _drop(result, tuple(key.split(".")), is_override)
     for manager in ("train_env_manager", "val_env_manager"):
         if not isinstance(result.get(manager), dict):
             continue
         tags = result[manager].get("tags")
         put((manager, "num_env_groups"), max(_GROUPS, len(tags) if isinstance(tags, list) else 1))
-    for key, value in TINY_VALUES.items():
+    for key, value in _TINY["values"].items():
         if "manager" not in key or isinstance(result.get(key.partition(".")[0]), dict):
             put(tuple(key.split(".")), value)
-    for key, limit in TINY_LIMITS.items():
+    for key, limit in _TINY["limits"].items():
         value = _at(result, key)
         if isinstance(value, int) and value > limit:
             put(tuple(key.split(".")), limit)
@@ -226,7 +167,7 @@ def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPa
         if isinstance(env, dict):
             put(("custom_envs", tag, "max_tokens_per_step"), _REPLY)
     _put_batches(result, put)
-    return Preset(result, changed, [*_SAID, *put_prompts(result, put)])
+    return Preset(result, changed, [*_TINY["says"], *put_prompts(result, put)])
 
 
 def _put_batches(data: Mapping[str, Any], put: Put) -> None:

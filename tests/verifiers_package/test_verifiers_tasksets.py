@@ -19,11 +19,8 @@ import verifiers.v1 as vf  # noqa: E402
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # noqa: E402
 
 from envsdk.adapters.verifiers import env as verifiers_env  # noqa: E402
-from envsdk.adapters.verifiers.rollout import (  # noqa: E402
-    Ended,
-    ModelServer,
-    Rollout,
-)
+from envsdk.adapters.verifiers.hosted_taskset import ModelServer  # noqa: E402
+from envsdk.adapters.verifiers.rollout import Ended, Rollout  # noqa: E402
 from envsdk.adapters.verifiers.taskset import TASKSET_ID  # noqa: E402
 
 

@@ -6,7 +6,9 @@ names, layout, indices = weights_of("decoder.layers.0.mlp.linear_fc1.weight")
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from megatron.core.transformer import TransformerConfig
@@ -91,59 +93,18 @@ class _GateUp(Layout):
         return torch.cat([torch.cat(half) for half in zip(*halves, strict=True)])
 
 
-def _layer(name: str) -> re.Pattern[str]:
-    return re.compile(rf"decoder\.layers\.(\d+)\.{name}")
-
-
-_L = "model.layers.{0}."
-_E = _L + "mlp.experts.{1}."
-_Q, _K, _V = (f"{_L}self_attn.{letter}_proj." for letter in "qkv")
-_LOCAL_EXPERT = r"mlp\.experts\.local_experts\.(\d+)\."
-_RULES: list[tuple[re.Pattern[str], tuple[str, ...], Layout]] = [
-    (re.compile(r"embedding\.word_embeddings\.weight"), (EMBEDDING,), _Rows()),
-    (re.compile(r"output_layer\.weight"), (HEAD,), _Rows()),
-    (re.compile(r"decoder\.final_layernorm\.weight"), ("model.norm.weight",), Layout()),
-    # Transformer Engine has the two norms of a layer in the matrix products that follow.
-    (_layer(r"self_attention\.linear_qkv\.layer_norm_weight"), (_L + "input_layernorm.weight",), Layout()),
-    (_layer(r"mlp\.linear_fc1\.layer_norm_weight"), (_L + "post_attention_layernorm.weight",), Layout()),
-    (_layer(r"input_layernorm\.weight"), (_L + "input_layernorm.weight",), Layout()),
-    (_layer(r"pre_mlp_layernorm\.weight"), (_L + "post_attention_layernorm.weight",), Layout()),
-    (
-        _layer(r"self_attention\.linear_qkv\.weight"),
-        (_Q + "weight", _K + "weight", _V + "weight"),
-        _QueryKeyValue(),
-    ),
-    (_layer(r"self_attention\.linear_qkv\.bias"), (_Q + "bias", _K + "bias", _V + "bias"), _QueryKeyValue()),
-    (_layer(r"self_attention\.q_layernorm\.weight"), (_L + "self_attn.q_norm.weight",), Layout()),
-    (_layer(r"self_attention\.k_layernorm\.weight"), (_L + "self_attn.k_norm.weight",), Layout()),
-    (_layer(r"self_attention\.linear_proj\.weight"), (_L + "self_attn.o_proj.weight",), _Columns()),
-    (
-        _layer(r"mlp\.linear_fc1\.weight"),
-        (_L + "mlp.gate_proj.weight", _L + "mlp.up_proj.weight"),
-        _GateUp(),
-    ),
-    (_layer(r"mlp\.linear_fc2\.weight"), (_L + "mlp.down_proj.weight",), _Columns()),
-    (_layer(r"mlp\.router\.weight"), (_L + "mlp.gate.weight",), Layout()),
-    (_layer(r"mlp\.router\.expert_bias"), (_L + "mlp.gate.e_score_correction_bias",), Layout()),
-    (
-        _layer(r"mlp\.shared_experts\.linear_fc1\.weight"),
-        (_L + "mlp.shared_experts.gate_proj.weight", _L + "mlp.shared_experts.up_proj.weight"),
-        _GateUp(),
-    ),
-    (
-        _layer(r"mlp\.shared_experts\.linear_fc2\.weight"),
-        (_L + "mlp.shared_experts.down_proj.weight",),
-        _Columns(),
-    ),
-    (
-        _layer(_LOCAL_EXPERT + r"linear_fc1\.weight"),
-        (_E + "gate_proj.weight", _E + "up_proj.weight"),
-        _GateUp(),
-    ),
-    (_layer(_LOCAL_EXPERT + r"linear_fc2\.weight"), (_E + "down_proj.weight",), _Columns()),
+_LAYOUTS: dict[str, Layout] = {
+    "whole": Layout(),
+    "rows": _Rows(),
+    "columns": _Columns(),
+    "query_key_value": _QueryKeyValue(),
+    "gate_up": _GateUp(),
+}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_RULES = [
+    (re.compile(re.sub(r"\\\{\d\\\}", r"(\\d+)", re.escape(megatron))), tuple(names), _LAYOUTS[layout])
+    for megatron, (layout, *names) in _TABLE.items()
 ]
-"""Megatron's name, the Hugging Face names ({0} the layer, {1} the expert), and the layout."""
-
 
 _OTHER_NAMES: dict[str, dict[str, str]] = {
     "mixtral": {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}

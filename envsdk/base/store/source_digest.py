@@ -1,4 +1,4 @@
-"""A digest of the Python sources of the packages that define some classes or functions."""
+"""A digest of the sources of the packages that define some classes or functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
 
 
 def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
-    """Changes with any `.py` file of the packages that define these classes, their bases or these functions.
+    """Changes with any `.py` or `.toml` file of the packages that define these classes, bases or functions.
 
     `named_in` holds nested lists and mappings: what texts such as `package.module:name` in it refer to counts
     as well. envsdk's own environments and adapters count one package at a time; its kernel does not count.
-    Data files and other installed packages that the code imports are not looked at.
+    Other data files, and other installed packages that the code imports, are not looked at.
     """
     modules = {module for each in objects for module in _modules_of(each)} | set(_named(named_in))
     digest = hashlib.sha256()
@@ -64,5 +64,6 @@ def _sources(root: str) -> list[Path]:
         return []
     if spec.submodule_search_locations:
         folders = map(Path, spec.submodule_search_locations)
-        return sorted(file for folder in folders for file in folder.rglob("*.py"))
+        files = (file for folder in folders for file in folder.rglob("*.*"))
+        return sorted(file for file in files if file.suffix in (".py", ".toml"))
     return [Path(spec.origin)] if spec.origin and spec.origin.endswith(".py") else []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from envsdk.base.plugins import load_plugin, plugin_names
@@ -17,11 +15,6 @@ DIALECTS = "envsdk.dialects"
 """Entry-point group of the projects."""
 Data = Mapping[str, Any]
 """The keys of a file."""
-
-
-def read_kinds(package: str) -> dict[str, Any]:
-    """`kinds.toml` of a dialect's package: which files are the project's, and which cannot be used."""
-    return tomllib.loads(files(package).joinpath("kinds.toml").read_text(encoding="utf-8"))
 
 
 def _none(data: Data) -> Mapping[KeyPath, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from envsdk.base.settings.problems import KeyPath
@@ -45,6 +47,11 @@ class Place:
     def has_prompts(self) -> bool:
         """Whether the file trains on prompts with rewards."""
         return "rewards" in self.data or bool(self.get("actor_train", "data_args", "file_name"))
+
+
+def read_data(package: str, name: str) -> dict[str, Any]:
+    """A TOML file in the folder of a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def value_at(data: Any, path: KeyPath, default: Any = None) -> Any:

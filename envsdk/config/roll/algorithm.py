@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envsdk.config.foreign.row import NULL, Place
+from envsdk.config.foreign.row import NULL, Place, read_data
 
 
 def estimator(value: Any, place: Place) -> Mapping[str, Any]:
@@ -175,26 +175,8 @@ def pg_variant(value: Any, place: Place) -> Mapping[str, Any]:
     def own(name: str, default: Any) -> Any:
         return place.get("actor_train", name, default=place.get(name, default=default))
 
-    args: Mapping[str, Any] = {
-        "tis": {
-            "ratio_over": "proximal",
-            "lower_bound": own("tis_lower_bound", 0.0),
-            "upper_bound": own("tis_upper_bound", 1.0),
-        },
-        "topr": {
-            "ratio_over": "proximal",
-            "level": "token",
-            "positive_weight": own("topr_positive_weight", 1.0),
-            "negative_weight": own("topr_negative_weight", 1.0),
-        },
-        "cispo": {
-            "ratio_over": "proximal",
-            "clip_low": own("cispo_epsilon_low", 0.1),
-            "clip_high": own("cispo_epsilon_high", 0.1),
-            "masks_clipped": own("cispo_use_unified_mask", False),
-        },
-        "kimi15": {"level": "token", "tau": own("kimi15_tau", 0.1)},
-    }.get(str(value), {})
+    known = read_data("envsdk.config.roll", "losses.toml").get(str(value), {})
+    args = {key: own(*each) if isinstance(each, list) else each for key, each in known.items()}
     return {"pg_variant": value, **({"pg_args": args} if args else {})}
 
 

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from envsdk.base.settings.problems import KeyPath, Problem
-from envsdk.config.foreign.dialect import Dialect, has_mark, read_kinds
+from envsdk.config.foreign.dialect import Dialect, has_mark
+from envsdk.config.foreign.row import read_data
 from envsdk.config.foreign.table import read_table
 from envsdk.config.roll.distillation import student_as_policy
 from envsdk.config.roll.rewards import pending_keys
 
-_KINDS = read_kinds("envsdk.config.roll")
+_KINDS = read_data("envsdk.config.roll", "kinds.toml")
 _MEDIA = _KINDS["media"]
 
 

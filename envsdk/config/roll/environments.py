@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from envsdk.config.foreign.row import Place
+from envsdk.config.foreign.row import Place, read_data
 
-_TABLE = tomllib.loads(files("envsdk.config.roll").joinpath("environments.toml").read_text(encoding="utf-8"))
+_TABLE = read_data("envsdk.config.roll", "environments.toml")
 _TYPES: Mapping[str, str] = _TABLE["types"]
 _SYMBOLS: Mapping[str, list[str]] = _TABLE["symbols"]
 _GEM = re.compile(r"(game|math|code|qa|logic|rg|eval):.+")

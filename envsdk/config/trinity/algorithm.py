@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
-from envsdk.config.foreign.row import Convert, Place
+from envsdk.config.foreign.row import Convert, Place, read_data
 
 Ours = Mapping[str, Any]
 
-_TABLE = tomllib.loads(files(__package__).joinpath("functions.toml").read_text(encoding="utf-8"))
+_TABLE = read_data("envsdk.config.trinity", "functions.toml")
 _TYPES: Mapping[str, tuple[str, str, str]] = _TABLE["types"]
 _ESTIMATORS: Mapping[str, str] = _TABLE["estimators"]
 

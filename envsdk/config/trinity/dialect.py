@@ -6,13 +6,13 @@ from functools import partial
 from typing import Any
 
 from envsdk.base.settings.problems import KeyPath, Problem
-from envsdk.config.foreign.dialect import Dialect, has_mark, read_kinds
-from envsdk.config.foreign.row import Place
+from envsdk.config.foreign.dialect import Dialect, has_mark
+from envsdk.config.foreign.row import Place, read_data
 from envsdk.config.foreign.table import read_table
 from envsdk.config.trinity.tasks import fetch_data_sets, tasksets
 from envsdk.config.trinity.workflows import pending_keys, workflow_problem
 
-_KINDS = read_kinds("envsdk.config.trinity")
+_KINDS = read_data("envsdk.config.trinity", "kinds.toml")
 _MEDIA = _KINDS["media"]
 SECTIONS = frozenset(_KINDS["sections"])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.config.foreign.row import read_data
 from envsdk.config.foreign.table import Text
 
 
@@ -50,8 +49,7 @@ class _Workflows(StrictSettings):
 
 @cache
 def _table() -> _Workflows:
-    text = files("envsdk.config.trinity").joinpath("workflows.toml").read_text(encoding="utf-8")
-    return _Workflows.model_validate(tomllib.loads(text))
+    return _Workflows.model_validate(read_data("envsdk.config.trinity", "workflows.toml"))
 
 
 @cache

@@ -10,7 +10,9 @@ asked of them, and repeat whole messages.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
@@ -37,43 +39,10 @@ MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 """Most tokens that `logit_bias` may name."""
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "function_call": (),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Fields that are taken with these values only, or with null: they then change nothing."""
-_INSTEAD: Mapping[str, str] = {
-    "best_of": "ask for `n` replies and choose among them",
-    "function_call": "give `tool_choice` instead",
-    "functions": "give `tools` instead",
-    "prompt_logprobs": "ask `/v1/completions` for `echo` with `logprobs`",
-    "reasoning_effort": "it would change the reply, and this policy has no such setting: leave it out",
-    "verbosity": "it would change the reply, and this policy has no such setting: leave it out",
-}
-"""What to do about a field that is refused, where it is more than leaving it out."""
-_WITHOUT_EFFECT = frozenset(
-    {"cache_salt", "metadata", "prediction", "priority", "prompt_cache_key", "prompt_cache_retention",
-     "request_id", "safety_identifier", "service_tier", "store", "user"}
-)  # fmt: skip
-"""Fields that never change a reply."""
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+_NEUTRAL: Mapping[str, Sequence[Any]] = _FIELDS["neutral"]
+_INSTEAD: Mapping[str, str] = _FIELDS["instead"]
+_WITHOUT_EFFECT = frozenset(_FIELDS["without_effect"])
 Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,38 +17,13 @@ from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
 from envsdk.engines.sampling import SamplingShape
 
-SET_BY_ENGINE = {
-    "model_path": "is the run's model (`pretrain`)",
-    "tokenizer_path": "is not used: token ids go in and out",
-    "tokenizer_mode": "is not used: token ids go in and out",
-    "skip_tokenizer_init": "is `structured_output`",
-    "host": "is 127.0.0.1",
-    "port": "is a free one",
-    "max_running_requests": "follows from `actor_infer.infer_batch_size`",
-    "random_seed": "follows from the run's `seed`",
-    "enable_deterministic_inference": "is `deterministic`",
-    "incremental_streaming_output": "is set",
-    "weight_version": "is set with each update",
-    "enable_memory_saver": "is set where engines take turns with other roles (`actor_infer.offload`)",
-    "preferred_sampling_params": "is not used: requests say how they are sampled",
-    "speculative_algorithm": "is not used: its log-probabilities are not checked here",
-    "disaggregation_mode": "is not used",
-    "grpc_mode": "is off",
-}
+_ARGUMENTS = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text(encoding="utf-8"))
+SET_BY_ENGINE: dict[str, str] = _ARGUMENTS["set_by_engine"]
 """Arguments of SGLang's server that follow from the run's own keys, and from which."""
-
-
+COMMON_ARGUMENTS = frozenset(_ARGUMENTS["common"])
+"""Those whose misspellings are found before it starts; it refuses others itself."""
 _SHARE = 0.85
 """What SGLang chooses for `mem_fraction_static`, about."""
-
-COMMON_ARGUMENTS = frozenset(
-    {"attention_backend", "chunked_prefill_size", "context_length", "dcp_size", "disable_cuda_graph",
-     "disable_radix_cache", "dp_size", "dtype", "dwdp_size", "enable_lora", "enable_return_routed_experts",
-     "ep_size", "grammar_backend", "kv_cache_dtype", "load_format", "lora_target_modules", "max_lora_rank",
-     "max_prefill_tokens", "mem_fraction_static", "mm_attention_backend", "page_size", "pp_size",
-     "quantization", "sampling_mask_max_tokens", "schedule_policy", "tp_size", "trust_remote_code"}
-)  # fmt: skip
-"""Arguments of SGLang's server whose misspellings are found before it starts; it refuses others itself."""
 
 
 class SGLangSettings(PassThroughSettings):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import struct
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all of them bounded by the network namespace."""
@@ -41,41 +43,8 @@ class Architecture:
     x32_bit: int | None = None
 
 
-_IO_URING = {"io_uring_enter": 426, "io_uring_register": 427, "io_uring_setup": 425}
-
-ARCHITECTURES = {
-    "x86_64": Architecture(
-        audit=0xC000003E,
-        socket=41,
-        ioctl=16,
-        x32_bit=0x40000000,
-        refused={
-            **_IO_URING, "add_key": 248, "bpf": 321,
-            "kexec_load": 246, "keyctl": 250, "open_by_handle_at": 304, "perf_event_open": 298,
-            "request_key": 249, "userfaultfd": 323,
-        },
-        owners={
-            "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
-            "setuid": 105, "setgid": 106, "setreuid": 113, "setregid": 114, "setgroups": 116,
-            "setresuid": 117, "setresgid": 119, "setfsuid": 122, "setfsgid": 123,
-        },
-    ),
-    "aarch64": Architecture(
-        audit=0xC00000B7,
-        socket=198,
-        ioctl=29,
-        refused={
-            **_IO_URING, "add_key": 217, "bpf": 280,
-            "kexec_load": 104, "keyctl": 219, "open_by_handle_at": 265, "perf_event_open": 241,
-            "request_key": 218, "userfaultfd": 282,
-        },
-        owners={
-            "fchownat": 54, "fchown": 55,
-            "setregid": 143, "setgid": 144, "setreuid": 145, "setuid": 146, "setresuid": 147,
-            "setresgid": 149, "setfsuid": 151, "setfsgid": 152, "setgroups": 159,
-        },
-    ),
-}  # fmt: skip
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ARCHITECTURES = {machine: Architecture(**numbers) for machine, numbers in _TABLE.items()}
 
 
 def filter_program(machine: str, *, one_owner: bool = False) -> bytes | None:

@@ -49,7 +49,10 @@ def test_any_source_of_the_package_counts_and_nothing_else_in_it(package: Write)
     package("levels.txt", "data")
     assert source_digest([env]) == digest
     package("maze.py", "WIDTH = 3")
-    assert source_digest([env]) != digest
+    with_maze = source_digest([env])
+    assert with_maze != digest
+    package("rooms.toml", "width = 3")
+    assert source_digest([env]) != with_maze
 
 
 def test_bases_of_other_packages_count(package: Write, tmp_path: Path) -> None:
