@@ -212,7 +212,7 @@ style: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-# At the lowest priority: beside the tests it takes what two workers leave of two cores.
+# At the lowest priority: beside the tests it takes what their workers leave of two cores.
 .PHONY: types
 types: install
 	nice -n 19 $(BIN)/mypy

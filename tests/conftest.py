@@ -44,7 +44,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 class _ImpatientAsyncio:
-    """asyncio for uvicorn, which looks every 0.1 s whether to end and who is left: 0.2 s at each end."""
+    """asyncio for uvicorn, which looks every 0.1 s whether to end and who is left: 0.2 s for each server."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(asyncio, name)

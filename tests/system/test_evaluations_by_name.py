@@ -81,7 +81,7 @@ def test_the_same_command_continues_and_plays_no_episode_twice(here: Path, how: 
     assert before.items() <= after.items()
     assert len(after) == 120
     straight = evaluate(
-        "toys/Slow-v1", policy="random", num_episodes=60, samples_per_task=2, overrides=["sleep_s=0.01"]
+        "toys/Slow-v1", policy="random", num_episodes=60, samples_per_task=2, overrides=["sleep_s=0.0"]
     )
     assert [(each.seed, each.success) for each in straight.trajectories] == [
         (each["seed"], each["success"]) for each in json.loads(Path("result.json").read_text())["episodes"]
