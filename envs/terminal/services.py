@@ -11,7 +11,7 @@ from pathlib import Path
 
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.cache import cache_folder
-from envsdk.envs.terminal.harbor.compose import MAIN_IMAGE, Compose, Service, read_compose
+from envsdk.envs.terminal.harbor.compose import HEALTHY, MAIN_IMAGE, Compose, Service, read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Healthcheck
 from envsdk.envs.terminal.harbor.folder import Box
 from envsdk.rewards.sandbox import ExecEnd, Image, Limits, Sandbox, SandboxBackend
@@ -39,31 +39,45 @@ async def be_healthy(tried: Callable[[], Awaitable[str | None]], check: Healthch
 async def start_with_services(
     backend: SandboxBackend, box: Box, image: Image, limits: Limits, variables: Mapping[str, str]
 ) -> Sandbox:
-    """A box of `image` and, in its network, all services of its compose file, which are healthy.
+    """A box of `image` and, in its network, the services of its compose file, which are healthy.
 
     Raises ConfigurationError: an image cannot be made, or a variable is missing.
     Raises BoxBroken: a service ends at once, or does not get healthy.
     """
     assert box.compose is not None
     compose, folder = read_compose(box.compose, box.config, variables), box.compose.parent
-    images = {}
-    for name, service in compose.beside.items():
-        is_main = service.image == MAIN_IMAGE and service.build is None
-        made = image if is_main else await _image(service, folder, box, backend, variables)
-        images[name] = _fitted(made, service, compose, folder, variables)
-    main = _fitted(image, compose.main, compose, folder, variables)
+
+    def fitted(image: Image, service: Service) -> Image:
+        given = {
+            name: variables.get(name) if text is None else text for name, text in service.environment.items()
+        }
+        shown = service.binds.items()
+        binds = {inside: (folder / source).resolve() for inside, source in shown if inside != source}
+        hosts = {"/etc/hosts": _hosts(compose)} if compose.needs_engine else {}
+        env = {name: text for name, text in given.items() if text is not None}
+        return replace(image, env=env, binds={**binds, **hosts}, volumes=service.volumes)
+
+    async def made(service: Service) -> Image:
+        if service.build is not None:
+            build = {**service.build, "context": folder / service.build["context"]}
+            return await build_image(backend, **build, timeout_s=box.config.build_timeout_sec)
+        return image if service.image == MAIN_IMAGE else await named_image(backend, service.image)
+
+    images = {name: fitted(await made(service), service) for name, service in compose.services.items()}
+    main = fitted(image, compose.main)
     workdir = box.config.workdir or compose.main.working_dir or image.workdir
-    main = replace(main, env={**main.env, **image.env}, workdir=workdir)
-    sandbox = await backend.start(main, limits=limits)
+    sandbox = await backend.start(
+        replace(main, env={**main.env, **image.env}, workdir=workdir), limits=limits
+    )
     try:
-        for name, service in compose.beside.items():
-            for other, dependency in service.depends_on.items():
-                if dependency.condition == "service_healthy":
+        for name, service in compose.services.items():
+            for other, condition in service.depends_on.items():
+                if condition == HEALTHY and other != MAIN:
                     await _await_health(sandbox, other, compose)
             assert isinstance(backend, ContainerBackend)
             assert isinstance(sandbox, CliSandbox)
             await backend.start_beside(sandbox, name, images[name], *_call(service, folder))
-        for name in compose.beside:
+        for name in compose.services:
             await _await_health(sandbox, name, compose)
     except BaseException:
         await sandbox.close()
@@ -71,50 +85,9 @@ async def start_with_services(
     return sandbox
 
 
-async def _image(
-    service: Service, folder: Path, box: Box, backend: SandboxBackend, variables: Mapping[str, str]
-) -> Image:
-    if (build := service.build) is None:
-        return await named_image(backend, service.image or "")
-    return await build_image(
-        backend,
-        (folder / build.context).resolve(),
-        dockerfile=build.dockerfile,
-        target=build.target,
-        args=_given(build.args, variables),
-        timeout_s=box.config.build_timeout_sec,
-    )
-
-
-def _fitted(
-    image: Image, service: Service, compose: Compose, folder: Path, variables: Mapping[str, str]
-) -> Image:
-    """An image with a service's variables and volumes; other services' names mean this machine."""
-    if not compose.needs_engine:
-        return replace(image, env=_given(service.environment, variables))
-    own = (each for each in service.volumes if each.source.startswith("."))  # logs are in every box
-    binds = {each.target: (folder / each.source).resolve() for each in own}
-    volumes = {
-        each.target: f"{each.source}:ro" if each.read_only else each.source
-        for each in service.volumes
-        if each.type == "volume"
-    }
-    return replace(
-        image,
-        env=_given(service.environment, variables),
-        binds={**binds, "/etc/hosts": _hosts(sorted({MAIN, *compose.services}))},
-        volumes=volumes,
-    )
-
-
-def _given(pairs: Mapping[str, str | None], variables: Mapping[str, str]) -> dict[str, str]:
-    """Those without a value have their variable's, or are left out."""
-    values = {name: variables.get(name) if value is None else value for name, value in pairs.items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _hosts(names: list[str]) -> Path:
-    text = f"127.0.0.1 localhost {' '.join(names)}\n::1 localhost\n"
+def _hosts(compose: Compose) -> Path:
+    """A file by which every name means this machine: in another's network, podman takes no `--add-host`."""
+    text = f"127.0.0.1 localhost {' '.join(sorted({MAIN, *compose.services}))}\n::1 localhost\n"
     file = cache_folder() / "terminal" / "hosts" / hashlib.sha256(text.encode()).hexdigest()[:16]
     if not file.is_file():
         make_folder(file.parent)
@@ -124,9 +97,9 @@ def _hosts(names: list[str]) -> Path:
 
 def _call(service: Service, folder: Path) -> tuple[list[str], list[str]]:
     """Options of `run`, and what is run; nothing where the image says it."""
-    options = [f"--env-file={folder / path}" for path in service.env_file]
-    options += [f"--user={service.user}"] if service.user else []
-    options += [f"--workdir={service.working_dir}"] if service.working_dir else []
+    said = {"user": service.user, "workdir": service.working_dir}
+    options = [f"--{name}={value}" for name, value in said.items() if value]
+    options += [f"--env-file={folder / path}" for path in service.env_file]
     program, *words = service.entrypoint or [""]
     options += [f"--entrypoint={program}"] if service.entrypoint is not None else []
     return options, [*words, *(service.command or ())]
@@ -134,19 +107,15 @@ def _call(service: Service, folder: Path) -> tuple[list[str], list[str]]:
 
 async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
     """Raises BoxBroken: the service has ended, or is not healthy in time."""
-    container, check = _beside(sandbox).get(name), compose.services[name].healthcheck.plan
-    if container is None:
-        return
+    container, check = _beside(sandbox)[name], compose.services[name].healthcheck
 
     async def tried() -> str | None:
-        if code := await container.exit_code():
-            raise BoxBroken(f"service {name}: ended with code {code}: {await container.printed()}")
+        if why := await _failed(container):
+            raise BoxBroken(f"service {name}: {why}")
         if check is None:
             return None
-        shell = Shell(argv=shlex.split(check.command), timeout_s=check.timeout_sec)
-        ended = await container.shell(shell)
-        is_well = ended.reason is ExecEnd.EXIT and ended.returncode == 0
-        return None if is_well else ended.output.text()
+        ended = await container.shell(Shell(argv=shlex.split(check.command), timeout_s=check.timeout_sec))
+        return None if (ended.reason, ended.returncode) == (ExecEnd.EXIT, 0) else ended.output.text()
 
     await be_healthy(tried, check or Healthcheck(command=""), f"service {name}: healthcheck")
 
@@ -154,13 +123,16 @@ async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
 async def failed_service(sandbox: Sandbox) -> str:
     """Which service of a box has ended with an error; empty where none has."""
     for name, container in _beside(sandbox).items():
-        if code := await container.exit_code():
-            return f"service {name} has ended with code {code}: {await container.printed()}"
+        if why := await _failed(container):
+            return f"service {name}: {why}"
     return ""
 
 
+async def _failed(container: CliContainer) -> str:
+    code = await container.exit_code()
+    return f"ended with code {code}: {await container.printed()}" if code else ""
+
+
 def _beside(sandbox: Sandbox) -> Mapping[str, CliContainer]:
-    if not isinstance(sandbox, CliSandbox):
-        return {}
-    assert isinstance(sandbox.container, CliContainer)
-    return sandbox.container.beside
+    container = sandbox.container if isinstance(sandbox, CliSandbox) else None
+    return container.beside if isinstance(container, CliContainer) else {}

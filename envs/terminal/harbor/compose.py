@@ -1,310 +1,269 @@
-"""`docker-compose.yaml` of a task: what runs beside the agent's box; pure, apart from looking at the folder.
-
-    compose = read_compose(task / "environment/docker-compose.yaml", config, {"KEY": "value"})
-    problems(compose, file)             # ["services.db.privileged: is not supported here"]
-
-The service `main` is the agent's box. All share its network: every service's name means this box.
-"""
+"""`docker-compose.yaml` of a task: what runs beside the agent's box, the service `main`, in its network."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import TypeAdapter
 
-from envsdk.base.settings.problems import dotted
-from envsdk.base.settings.validation import problems_in
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.terminal.harbor.config import MAIN, Environment, Healthcheck, unknown_keys
+from envsdk.envs.terminal.harbor.config import MAIN, Environment, Healthcheck
 
 MAIN_IMAGE = "the-image-of-main"
 """What `${MAIN_IMAGE_NAME}` means."""
-WITHOUT_EFFECT = frozenset(
-    (
-        *("version", "name", "networks", "ports", "expose", "container_name", "hostname", "restart", "init"),
-        *("deploy", "cpus", "mem_limit", "labels", "logging", "platform", "pull_policy", "stdin_open", "tty"),
-    )
-)
-"""Keys that change nothing here: there is one network, the limits are the task's, nothing starts again."""
-_OF_MAIN = frozenset({"environment", "depends_on", "volumes", "working_dir"})
-_IDLE = re.compile(r"((/bin/)?(ba)?sh -c )?'?(sleep infinity|tail -f /dev/null)'?")
-"""What keeps a container, as Harbor's own command does."""
+HEALTHY = "service_healthy"
+_WITHOUT_EFFECT = {
+    *(
+        "version",
+        "name",
+        "networks",
+        "ports",
+        "expose",
+        "container_name",
+        "hostname",
+        "restart",
+        "pull_policy",
+    ),
+    *("deploy", "cpus", "mem_limit", "init", "labels", "logging", "platform", "stdin_open", "tty"),
+}
+"""Services have one network and the task's limits here, and none starts again."""
+_NAMED = (None, {}, {"driver": "local"})
+_OF_MAIN = {"environment", "depends_on", "volumes", "working_dir"}
+_IDLE = re.compile(r"((/bin/)?(ba)?sh -c )?(sleep infinity|tail -f /dev/null)")
 _LOGS = {"VERIFIER_LOGS": "/logs/verifier", "AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts"}
-_VARIABLE = re.compile(
-    r"\$(?:\$|(?P<bare>[A-Za-z_]\w*)|\{(?P<name>\w+)(?::?-(?P<default>[^${}]*)|:?\?[^${}]*)?\})"
-)
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)")
+_VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{(\w+)(?::?-([^${}]*)|:?\?[^${}]*)?\})")
+_ISO = TypeAdapter(timedelta)
+"""Durations of ISO 8601, `PT1M30S`; compose writes 1m30s."""
+_TIMES = {"interval": "30s", "timeout": "30s", "start_period": "0s", "start_interval": "5s"}
 
 
-def _words(value: Any) -> Any:
-    return shlex.split(value) if isinstance(value, str) else value
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    image: str = ""
+    build: Mapping[str, Any] | None = None
+    """Keywords of `build_image`, and its `context`."""
+    command: Sequence[str] = ()
+    entrypoint: Sequence[str] | None = None
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """None has the variable's own value, or is left out."""
+    env_file: Sequence[str] = ()
+    depends_on: Mapping[str, str] = field(default_factory=dict)
+    """Their conditions."""
+    healthcheck: Healthcheck | None = None
+    """Its command is the words of a program, as a line."""
+    working_dir: str = ""
+    user: str = ""
+    binds: Mapping[str, str] = field(default_factory=dict)
+    """Files and folders of the task, by path inside."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """NAME:ro or NAME:rw, by path inside."""
 
 
-def _pairs(value: Any) -> Any:
-    """Variables as a section; None has the value that the task's host gives."""
-    if isinstance(value, list):
-        parted = (str(each).partition("=") for each in value)
-        value = {name: text if is_set else None for name, is_set, text in parted}
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: str(given).lower() if isinstance(given, bool) else None if given is None else str(given)
-        for name, given in value.items()
-    }
-
-
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _shell_words(value: Any) -> Any:
-    return ["CMD-SHELL", value] if isinstance(value, str) else value
-
-
-def _build(value: Any) -> Any:
-    return {"context": value} if isinstance(value, str) else value
-
-
-def _dependencies(value: Any) -> Any:
-    return {name: {} for name in value} if isinstance(value, list) else value
-
-
-def _volume(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    source, _, rest = value.partition(":")
-    target, _, mode = rest.partition(":")
-    if not target or mode not in ("", "ro", "rw"):
-        raise ValueError("is no SOURCE:TARGET, SOURCE:TARGET:ro or SOURCE:TARGET:rw")
-    kind = "bind" if source.startswith((".", "/", "~")) else "volume"
-    return {"type": kind, "source": source, "target": target, "read_only": mode == "ro"}
-
-
-def _seconds(value: Any) -> Any:
-    if isinstance(value, str) and (parts := _DURATION.findall(value)):
-        if _DURATION.sub("", value):
-            raise ValueError("is no duration such as 1m30s")
-        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    return value
-
-
-Words = Annotated[list[str] | None, BeforeValidator(_words)]
-Variables = Annotated[dict[str, str | None], BeforeValidator(_pairs)]
-Seconds = Annotated[float, BeforeValidator(_seconds)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-
-class Build(_Section):
-    context: str = "."
-    dockerfile: str = "Dockerfile"
-    args: Variables = {}
-    target: str | None = None
-
-
-class Dependency(_Section):
-    condition: Literal["service_started", "service_healthy"] = "service_started"
-    restart: bool = False
-    required: bool = True
-
-
-class Check(_Section):
-    test: Annotated[list[str], BeforeValidator(_shell_words)] = []
-    interval: Seconds = 30.0
-    timeout: Seconds = 30.0
-    retries: int = 3
-    start_period: Seconds = 0.0
-    start_interval: Seconds = 5.0
-    disable: bool = False
-
-    @property
-    def plan(self) -> Healthcheck | None:
-        """With the words of its command as one line; None where nothing is checked."""
-        kind, *words = self.test or ("NONE",)
-        if kind == "NONE" or self.disable:
-            return None
-        return Healthcheck(
-            command=shlex.join(["/bin/sh", "-c", *words] if kind == "CMD-SHELL" else words),
-            interval_sec=self.interval,
-            timeout_sec=self.timeout,
-            retries=self.retries,
-            start_period_sec=self.start_period,
-            start_interval_sec=self.start_interval,
-        )
-
-
-class Volume(_Section):
-    type: Literal["volume", "bind"]
-    source: str
-    target: str
-    read_only: bool = False
-
-
-class Service(_Section):
-    image: str | None = None
-    build: Annotated[Build | None, BeforeValidator(_build)] = None
-    command: Words = None
-    entrypoint: Words = None
-    environment: Variables = {}
-    env_file: Annotated[list[str], BeforeValidator(_listed)] = []
-    depends_on: Annotated[dict[str, Dependency], BeforeValidator(_dependencies)] = {}
-    healthcheck: Check = Check()
-    working_dir: str | None = None
-    user: str | int | None = None
-    volumes: list[Annotated[Volume, BeforeValidator(_volume)]] = []
-
-
-class NamedVolume(_Section):
-    driver: Literal["local"] = "local"
-
-
-class Compose(_Section):
-    services: dict[str, Service]
-    volumes: dict[str, NamedVolume | None] = {}
-
-    @property
-    def main(self) -> Service:
-        return self.services.get(MAIN, Service())
-
-    @property
-    def beside(self) -> dict[str, Service]:
-        """All but the agent's box, each after those that it depends on. Raises CycleError."""
-        waits = {name: each.depends_on for name, each in self.services.items()}
-        order = TopologicalSorter(waits).static_order()
-        return {name: self.services[name] for name in order if name in self.services and name != MAIN}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compose:
+    main: Service
+    services: Mapping[str, Service]
+    """The others, each after those that it depends on."""
+    problems: Sequence[str]
+    """`KEY: why` of all that cannot be done here."""
+    without_effect: Sequence[str]
+    """Keys."""
 
     @property
     def needs_engine(self) -> bool:
-        return bool(self.main.volumes) or self.services.keys() != {MAIN}
+        return bool(self.services or self.main.volumes)
 
 
 def read_compose(file: Path, config: Environment, variables: Mapping[str, str] | None = None) -> Compose:
-    """The services of a compose file; without `variables` those that it takes from its host stay as they are.
+    """The services of a file; without `variables` those that the host would give stay as they are.
 
-    Raises ConfigurationError: it is no compose file, or needs a variable; the key is named, the file is not.
+    Raises ConfigurationError: a variable is missing.
     """
     values = {
         **(variables or {}),
         **{f"{side}_{name}_PATH": folder for name, folder in _LOGS.items() for side in ("HOST", "ENV")},
-        **dict.fromkeys(("MAIN_IMAGE_NAME", "PREBUILT_IMAGE_NAME"), MAIN_IMAGE),
-        **{"CONTEXT_DIR": str(file.parent), "TEST_DIR": "/tests", "CPUS": f"{config.cpus or 1:g}"},
-        "MEMORY": f"{config.memory_mb or 2048}M",
+        **{"MAIN_IMAGE_NAME": MAIN_IMAGE, "PREBUILT_IMAGE_NAME": MAIN_IMAGE, "CONTEXT_DIR": "."},
+        **{"TEST_DIR": "/tests", "CPUS": f"{config.cpus or 1:g}", "MEMORY": f"{config.memory_mb or 2048}M"},
     }
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-        return Compose.model_validate(_filled(document or {}, values, keeps=variables is None))
-    except ValidationError as error:
-        said = [f"{dotted(each.path)}: {each.message}" for each in problems_in(error, Compose)]
-        raise ConfigurationError("; ".join(said)) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(" ".join(str(error).split())) from None
+        document = dict(_filled(yaml.safe_load(file.read_text(encoding="utf-8")), values, variables is None))
+        raw = {name: dict(said or {}) for name, said in document.pop("services").items()}
+        raw = {name: {key: said[key] for key in said if said[key] is not None} for name, said in raw.items()}
+        named = dict(document.pop("volumes", None) or {})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        why = f"services: are no services by name: {' '.join(str(error).split())}"
+        return Compose(main=Service(), services={}, problems=[why], without_effect=[])
+    keys = [("", key, None, key) for key in document if not str(key).startswith("x-")]
+    keys += [(name, key, raw[name][key], f"services.{name}.{key}") for name in raw for key in raw[name]]
+    problems = [f"volumes.{name}: is not supported here" for name, said in named.items() if said not in _NAMED]
+    imageless = (name for name in raw if name != MAIN and not raw[name].keys() & {"image", "build"})
+    problems += [f"services.{name}.image: is missing, and `build` too" for name in imageless]
+    given: dict[str, dict[str, Any]] = {name: {} for name in raw}
+    for name, key, value, where in keys:
+        try:
+            if name and key in _READERS and (name != MAIN or key in _OF_MAIN):
+                given[name] |= _READERS[key](value) if key == "volumes" else {key: _READERS[key](value)}
+            elif key not in _WITHOUT_EFFECT and not (name == MAIN and _is_harbors(key, value)):
+                problems.append(f"{where}: is not supported here")
+        except (ValueError, TypeError, AttributeError, KeyError):
+            problems.append(f"{where}: {str(value)[:80]}: is not supported here")
+    services = {name: Service(**said) for name, said in given.items()}
+    try:
+        order = TopologicalSorter({n: each.depends_on for n, each in services.items()}).static_order()
+        beside = {name: services[name] for name in order if name in services and name != MAIN}
+    except CycleError as error:
+        beside, problems = {}, [*problems, f"services: depend on each other: {', '.join(error.args[1])}"]
+    return Compose(
+        main=services.get(MAIN, Service()),
+        services=beside,
+        problems=[*problems, *_of_folder(services, file), *_of_network(raw)],
+        without_effect=[where for _, key, _, where in keys if key in _WITHOUT_EFFECT],
+    )
 
 
-def _filled(value: Any, values: Mapping[str, str], *, keeps: bool) -> Any:
+def _filled(value: Any, values: Mapping[str, str], keeps: bool) -> Any:
     """A document whose texts have values in place of variables; with `keeps` those without one stay."""
 
     def fill(match: re.Match[str]) -> str:
-        name = match["bare"] or match["name"]
-        found = "$" if name is None else values.get(name) or match["default"]
+        name = match[1] or match[2]
+        found = "$" if name is None else values.get(name) or match[3]
         if found is None and not keeps:
             raise ConfigurationError(f"needs the variable {name}: give it in `variables`")
         return match[0] if found is None else found
 
     if isinstance(value, dict):
-        return {key: _filled(each, values, keeps=keeps) for key, each in value.items()}
+        return {key: _filled(each, values, keeps) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each, values, keeps=keeps) for each in value]
+        return [_filled(each, values, keeps) for each in value]
     return _VARIABLE.sub(fill, value) if isinstance(value, str) else value
 
 
-def keys_without_effect(compose: Compose) -> list[str]:
-    return [key for key in unknown_keys(compose) if key.rpartition(".")[2] in WITHOUT_EFFECT]
+def _is_harbors(key: str, value: Any) -> bool:
+    """Whether this says of the agent's box what Harbor says itself."""
+    if key == "build":
+        return _build(value) == _build(".")
+    if key == "command":
+        return bool(_IDLE.fullmatch(" ".join(_words(value) or ())))
+    return key == "image" and value == MAIN_IMAGE
 
 
-def problems(compose: Compose, file: Path) -> Iterator[str]:
-    """`KEY: why` of all that cannot be done here, or that the folder lacks."""
-    for key in unknown_keys(compose):
-        last = key.rpartition(".")[2]
-        if last not in WITHOUT_EFFECT and not last.startswith("x-"):
-            yield f"{key}: is not supported here"
-    for name, service in compose.services.items():
-        for key, why in _of_service(name, service, compose, file):
-            yield f"services.{name}.{key}: {why}"
+def _of_folder(services: Mapping[str, Service], file: Path) -> Iterator[str]:
+    """What is not there, or not in the task's folder."""
+    for name, service in services.items():
+        paths = [("env_file", path) for path in service.env_file]
+        paths += [("build", service.build["context"])] if service.build else []
+        shown = service.binds.items()  # main's logs are there anyhow
+        paths += [("volumes", source) for inside, source in shown if name != MAIN or inside != source]
+        for key, path in paths:
+            if not _is_inside(file.parent / path, file.parents[1]):
+                yield f"services.{name}.{key}: {path}: is not in the task's folder"
+        for other, condition in service.depends_on.items():
+            known = services.get(other)
+            if other != MAIN and (known is None or (condition == HEALTHY and known.healthcheck is None)):
+                yield f"services.{name}.depends_on: {other}: is no service, or has no healthcheck to wait for"
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
     try:
-        _ = compose.beside
-    except CycleError as error:
-        yield f"services: depend on each other: {', '.join(error.args[1])}"
-    users: dict[str, list[str]] = defaultdict(list)
-    networks = set()
-    for name, service in compose.services.items():
-        said = service.model_extra or {}
-        networks.add(frozenset(said.get("networks") or ("default",)))
-        for port in {_port(each) for key in ("ports", "expose") for each in said.get(key) or ()}:
-            users[port].append(name)
-    if len(networks) > 1:
-        yield "services: are in several networks, and have one here"
-    for port, names in users.items():
-        if port.isdecimal() and len(names) > 1:
-            yield f"services.{names[1]}.ports: {port}: is {names[0]}'s, and all services share one network"
+        return path.exists() and path.resolve().is_relative_to(folder.resolve())
+    except ValueError:
+        return False
 
 
-def _port(said: Any) -> str:
-    """The port inside a container."""
-    return str(said.get("target") if isinstance(said, dict) else said).rpartition(":")[2].partition("/")[0]
+def _of_network(raw: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What only services with networks of their own could have."""
+    if len({repr(sorted(map(str, _items(said, "networks")))) for said in raw.values()}) > 1:
+        yield "networks: all services share one network here"
+    users: dict[str, str] = {}
+    for name, said in raw.items():
+        for each in (*_items(said, "ports"), *_items(said, "expose")):
+            text = str(each.get("target") if isinstance(each, dict) else each)
+            port = text.rpartition(":")[2].partition("/")[0]
+            if users.setdefault(port, name) != name:
+                yield f"services.{name}.ports: {port}: {users[port]} has it, and all share one network here"
 
 
-def _of_service(name: str, service: Service, compose: Compose, file: Path) -> Iterator[tuple[str, str]]:
-    if name == MAIN:
-        yield from _of_main(service, file)
-    elif service.image is None and service.build is None:
-        yield "image", "is missing, and `build` too"
-    if (build := service.build) is not None and not _is_inside(file, build.context, build.dockerfile):
-        yield "build", f"there is no {build.dockerfile} in {build.context} of the task's folder"
-    for path in service.env_file:
-        if not _is_inside(file, path):
-            yield "env_file", f"{path}: is no file of the task's folder"
-    for volume in service.volumes:
-        if not volume.target.startswith("/"):
-            yield "volumes", f"{volume.target}: is no absolute path"
-        if volume.type == "volume" and volume.source not in compose.volumes:
-            yield "volumes", f"{volume.source}: is not named below `volumes`"
-        is_log = name == MAIN and volume.source == volume.target and volume.target in _LOGS.values()
-        if (
-            volume.type == "bind"
-            and not is_log
-            and (not volume.source.startswith(".") or not _is_inside(file, volume.source))
-        ):
-            yield "volumes", f"{volume.source}: is nothing of the task's folder"
-    for other, dependency in service.depends_on.items():
-        if other not in compose.services and other != MAIN:
-            yield "depends_on", f"{other}: there is no such service"
-        elif dependency.condition == "service_healthy" and not compose.services[other].healthcheck.plan:
-            yield "depends_on", f"{other}: is to be healthy, and has no healthcheck"
+def _items(said: Mapping[str, Any], key: str) -> Iterable[Any]:
+    return found if isinstance(found := said.get(key), list | dict) else ()
 
 
-def _of_main(service: Service, file: Path) -> Iterator[tuple[str, str]]:
-    """The box itself is Harbor's own affair: `task.toml` and the Dockerfile say what it is."""
-    is_own = {
-        "image": service.image == MAIN_IMAGE,
-        "build": service.build in (None, Build(), Build(context=str(file.parent))),
-        "command": service.command is None or bool(_IDLE.fullmatch(" ".join(service.command))),
-    }
-    for key in sorted(service.model_fields_set & Service.model_fields.keys() - _OF_MAIN):
-        if not is_own.get(key, False):
-            yield key, "is not supported for the agent's box, which task.toml and its Dockerfile describe"
+def _words(said: Any) -> list[str] | None:
+    return shlex.split(said) if isinstance(said, str) else said and [str(word) for word in said]
 
 
-def _is_inside(file: Path, *path: str) -> bool:
-    """Whether a file or folder is there, in the task's folder."""
-    place = file.parent.joinpath(*path).resolve()
-    return place.exists() and place.is_relative_to(file.parents[1].resolve())
+def _pairs(said: Any) -> dict[str, str | None]:
+    if isinstance(said, list):
+        parted = (str(each).partition("=") for each in said)
+        return {name: text if is_set else None for name, is_set, text in parted}
+    plain = {"True": "true", "False": "false"}
+    return {name: None if text is None else plain.get(str(text), str(text)) for name, text in said.items()}
+
+
+def _build(said: Any) -> dict[str, Any]:
+    found = {"context": ".", **({"context": said} if isinstance(said, str) else said)}
+    if found.keys() - {"context", "dockerfile", "args", "target"}:
+        raise ValueError
+    return {**found, "context": str(Path(found["context"])), "args": _pairs(found.get("args") or {})}
+
+
+def _conditions(said: Any) -> dict[str, str]:
+    found = {name: (said[name] or {}) if isinstance(said, dict) else {} for name in said}
+    conditions = {name: each.get("condition", "service_started") for name, each in found.items()}
+    if set(conditions.values()) - {HEALTHY, "service_started"}:
+        raise ValueError
+    return conditions
+
+
+def _check(said: Any) -> Healthcheck | None:
+    test, retries = said.get("test", ["NONE"]), said.get("retries", 3)
+    times = _TIMES | {key: said[key] for key in said.keys() - {"test", "retries", "disable"}}
+    kind, *words = ("CMD-SHELL", test) if isinstance(test, str) else test
+    if times.keys() != _TIMES.keys() or kind not in ("CMD", "CMD-SHELL", "NONE"):
+        raise ValueError
+    if kind == "NONE" or said.get("disable"):
+        return None
+    command = shlex.join(words if kind == "CMD" else ("/bin/sh", "-c", *words))
+    iso = {key: re.sub(r"(\d+)ms", lambda ms: f"{int(ms[1]) / 1000:.3f}s", times[key]) for key in times}
+    seconds = {f"{key}_sec": _ISO.validate_python(f"PT{iso[key].upper()}").total_seconds() for key in iso}
+    return Healthcheck(command=command, retries=retries, **seconds)
+
+
+def _mounts(said: Any) -> dict[str, dict[str, str]]:
+    """`binds` and `volumes`."""
+    found: dict[str, dict[str, str]] = {"binds": {}, "volumes": {}}
+    for each in said:
+        if isinstance(each, dict):
+            kind, source, target = each["type"], each["source"], each["target"]
+            mode = "ro" if each.get("read_only") else "rw"
+            if kind not in ("bind", "volume") or len(each) > 3 + ("read_only" in each):
+                raise ValueError
+        else:
+            source, target, mode = (*each.split(":"), "rw")[:3]
+        if mode not in ("ro", "rw"):
+            raise ValueError
+        if not source.startswith((".", "/", "~")):
+            found["volumes"][target] = f"{source}:{mode}"
+        else:
+            found["binds"][target] = source
+    return found
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **{"image": str.strip, "build": _build, "command": _words, "entrypoint": _words, "environment": _pairs},
+    **{"env_file": lambda said: [said] if isinstance(said, str) else list(map(Path, said))},
+    **{
+        "depends_on": _conditions,
+        "healthcheck": _check,
+        "user": str,
+        "working_dir": str.strip,
+        "volumes": _mounts,
+    },
+}

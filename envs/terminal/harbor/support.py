@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.terminal.harbor.compose import keys_without_effect, problems, read_compose
+from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
 from envsdk.envs.terminal.harbor.folder import CONFIG, Box, HarborTask, Stage
 
@@ -42,9 +41,9 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
     for box in task.boxes:
-        if box.compose is not None:
-            keys = keys_without_effect(read_compose(box.compose, box.config))
-            said += [f"{box.compose.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
+        if (file := box.compose) is not None:
+            keys = read_compose(file, box.config).without_effect
+            said += [f"{file.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
     return list(dict.fromkeys(said))
 
 
@@ -98,14 +97,8 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
 
 def _of_services(task: HarborTask, has_engine: bool) -> Iterator[str]:
     for box in task.boxes:
-        if box.compose is None:
-            continue
-        name = box.compose.relative_to(task.folder)
-        try:
-            compose = read_compose(box.compose, box.config)
-        except ConfigurationError as error:
-            yield f"{name}: {error}"
-            continue
-        if compose.needs_engine and not has_engine:
-            yield f"{name}: services run beside the agent's box with `backend: podman` or `backend: docker`"
-        yield from (f"{name}: {problem}" for problem in problems(compose, box.compose))
+        if (file := box.compose) is not None:
+            name, compose = file.relative_to(task.folder), read_compose(file, box.config)
+            if compose.needs_engine and not has_engine:
+                yield f"{name}: services beside the box need `backend: podman` or `backend: docker`"
+            yield from (f"{name}: {problem}" for problem in compose.problems)

@@ -32,11 +32,7 @@ LABEL = "envsdk.rewards.sandbox"
 HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
 _KINDS = {
-    "container": (
-        ("ps", "--all", "--format", "{{.Names}}"),
-        ".Config.Labels",
-        ("rm", "--force", "--volumes"),
-    ),
+    "container": (("ps", "--all", "--format={{.Names}}"), ".Config.Labels", ("rm", "--force", "--volumes")),
     "image": (("images", "--quiet"), ".Config.Labels", ("rmi", "--force")),
     "volume": (("volume", "ls", "--quiet"), ".Labels", ("volume", "rm")),
 }
@@ -112,11 +108,8 @@ class CliContainer(Container):
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the program refused."""
-        for volume in self.volumes:
+        for volume in () if self.kept else self.volumes:
             await self.command.ask("volume", "create", *_labels(), volume)
-        await self._run(image)
-
-    async def _run(self, image: str) -> None:
         async with self.starts:
             how = ("run", "--detach", "--name", self.name, *self.run_options)
             await self.command.ask(*how, image, *self.argv)
@@ -172,7 +165,7 @@ class CliContainer(Container):
 
     async def replaced_by(self, kept: str) -> None:
         await self.command.ask("rm", "--force", "--volumes", self.name)
-        await self._run(kept)
+        await self.start(kept)
 
     async def end(self) -> None:
         for container in reversed(self.beside.values()):  # podman deletes none that others depend on
@@ -221,7 +214,7 @@ class ContainerBackend(RemoteBackend):
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
         identity = secrets.token_hex(6)
         name, user = f"envsdk-{identity}", self.settings.user
-        own = ["--rm", *(() if image.network else ("--network=none",)), *(("--user", user) if user else ())]
+        own = ["--rm", *(() if image.network else ("--network", "none")), *(("--user", user) if user else ())]
         container = CliContainer(
             command=self._command,
             name=name,
@@ -295,7 +288,7 @@ class ContainerBackend(RemoteBackend):
         shown = {inside: f"{source.resolve()}:{inside}:ro" for inside, source in image.binds.items()}
         for inside, volume in image.volumes.items():
             name, _, mode = volume.partition(":")
-            shown[inside] = f"{main}-{name}:{inside}:{mode or 'rw'}"
+            shown[inside] = f"{main}-{name}:{inside}:{mode}"
         return [
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             # The first process heeds no other signal, and deleting a container would wait for it.

@@ -156,7 +156,7 @@ async def test_a_service_that_ends_with_an_error_leaves_the_episode_without_an_o
     engine: Engine, tmp_path: Path
 ) -> None:
     env = env_of(write_task(tmp_path / "task", FILES), engine)
-    with pytest.raises(NoReward, match="service store has ended with code 3"):
+    with pytest.raises(NoReward, match="service store: ended with code 3"):
         await played(env, "python /ask.py http://store:8080/end")
     assert left(engine) == []
 
