@@ -110,7 +110,7 @@ async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
     container, check = _beside(sandbox)[name], compose.services[name].healthcheck
 
     async def tried() -> str | None:
-        if why := await _failed(container):
+        if why := await container.failure():
             raise BoxBroken(f"service {name}: {why}")
         if check is None:
             return None
@@ -123,14 +123,9 @@ async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
 async def failed_service(sandbox: Sandbox) -> str:
     """Which service of a box has ended with an error; empty where none has."""
     for name, container in _beside(sandbox).items():
-        if why := await _failed(container):
+        if why := await container.failure():
             return f"service {name}: {why}"
     return ""
-
-
-async def _failed(container: CliContainer) -> str:
-    code = await container.exit_code()
-    return f"ended with code {code}: {await container.printed()}" if code else ""
 
 
 def _beside(sandbox: Sandbox) -> Mapping[str, CliContainer]:

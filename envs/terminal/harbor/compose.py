@@ -35,7 +35,6 @@ _WITHOUT_EFFECT = {
     *("deploy", "cpus", "mem_limit", "init", "labels", "logging", "platform", "stdin_open", "tty"),
 }
 """Services have one network and the task's limits here, and none starts again."""
-_NAMED = (None, {}, {"driver": "local"})
 _OF_MAIN = {"environment", "depends_on", "volumes", "working_dir"}
 _IDLE = re.compile(r"((/bin/)?(ba)?sh -c )?(sleep infinity|tail -f /dev/null)")
 _LOGS = {"VERIFIER_LOGS": "/logs/verifier", "AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts"}
@@ -103,7 +102,11 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
         return Compose(main=Service(), services={}, problems=[why], without_effect=[])
     keys = [("", key, None, key) for key in document if not str(key).startswith("x-")]
     keys += [(name, key, raw[name][key], f"services.{name}.{key}") for name in raw for key in raw[name]]
-    problems = [f"volumes.{name}: is not supported here" for name, said in named.items() if said not in _NAMED]
+    problems = [
+        f"volumes.{name}: is not supported here"
+        for name, said in named.items()
+        if said and said != {"driver": "local"}
+    ]
     imageless = (name for name in raw if name != MAIN and not raw[name].keys() & {"image", "build"})
     problems += [f"services.{name}.image: is missing, and `build` too" for name in imageless]
     given: dict[str, dict[str, Any]] = {name: {} for name in raw}
@@ -111,7 +114,9 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
         try:
             if name and key in _READERS and (name != MAIN or key in _OF_MAIN):
                 given[name] |= _READERS[key](value) if key == "volumes" else {key: _READERS[key](value)}
-            elif key not in _WITHOUT_EFFECT and not (name == MAIN and _is_harbors(key, value)):
+            elif key not in _WITHOUT_EFFECT and not (
+                name == MAIN and key in _HARBORS and _HARBORS[key](value)
+            ):
                 problems.append(f"{where}: is not supported here")
         except (ValueError, TypeError, AttributeError, KeyError):
             problems.append(f"{where}: {str(value)[:80]}: is not supported here")
@@ -124,7 +129,7 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
     return Compose(
         main=services.get(MAIN, Service()),
         services=beside,
-        problems=[*problems, *_of_folder(services, file), *_of_network(raw)],
+        problems=[*problems, *_problems(services, raw, file)],
         without_effect=[where for _, key, _, where in keys if key in _WITHOUT_EFFECT],
     )
 
@@ -146,20 +151,13 @@ def _filled(value: Any, values: Mapping[str, str], keeps: bool) -> Any:
     return _VARIABLE.sub(fill, value) if isinstance(value, str) else value
 
 
-def _is_harbors(key: str, value: Any) -> bool:
-    """Whether this says of the agent's box what Harbor says itself."""
-    if key == "build":
-        return _build(value) == _build(".")
-    if key == "command":
-        return bool(_IDLE.fullmatch(" ".join(_words(value) or ())))
-    return key == "image" and value == MAIN_IMAGE
-
-
-def _of_folder(services: Mapping[str, Service], file: Path) -> Iterator[str]:
-    """What is not there, or not in the task's folder."""
+def _problems(
+    services: Mapping[str, Service], raw: Mapping[str, Mapping[str, Any]], file: Path
+) -> Iterator[str]:
+    """What is not in the task's folder or in the file, and what only several networks could have."""
     for name, service in services.items():
         paths = [("env_file", path) for path in service.env_file]
-        paths += [("build", service.build["context"])] if service.build else []
+        paths += [("build", f"{build['context']}/{build['dockerfile']}")] if (build := service.build) else []
         shown = service.binds.items()  # main's logs are there anyhow
         paths += [("volumes", source) for inside, source in shown if name != MAIN or inside != source]
         for key, path in paths:
@@ -169,17 +167,6 @@ def _of_folder(services: Mapping[str, Service], file: Path) -> Iterator[str]:
             known = services.get(other)
             if other != MAIN and (known is None or (condition == HEALTHY and known.healthcheck is None)):
                 yield f"services.{name}.depends_on: {other}: is no service, or has no healthcheck to wait for"
-
-
-def _is_inside(path: Path, folder: Path) -> bool:
-    try:
-        return path.exists() and path.resolve().is_relative_to(folder.resolve())
-    except ValueError:
-        return False
-
-
-def _of_network(raw: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What only services with networks of their own could have."""
     if len({repr(sorted(map(str, _items(said, "networks")))) for said in raw.values()}) > 1:
         yield "networks: all services share one network here"
     users: dict[str, str] = {}
@@ -189,6 +176,13 @@ def _of_network(raw: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             port = text.rpartition(":")[2].partition("/")[0]
             if users.setdefault(port, name) != name:
                 yield f"services.{name}.ports: {port}: {users[port]} has it, and all share one network here"
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    try:
+        return path.exists() and path.resolve().is_relative_to(folder.resolve())
+    except ValueError:
+        return False
 
 
 def _items(said: Mapping[str, Any], key: str) -> Iterable[Any]:
@@ -208,7 +202,8 @@ def _pairs(said: Any) -> dict[str, str | None]:
 
 
 def _build(said: Any) -> dict[str, Any]:
-    found = {"context": ".", **({"context": said} if isinstance(said, str) else said)}
+    given = {"context": said} if isinstance(said, str) else said
+    found = {"context": ".", "dockerfile": "Dockerfile", **given}
     if found.keys() - {"context", "dockerfile", "args", "target"}:
         raise ValueError
     return {**found, "context": str(Path(found["context"])), "args": _pairs(found.get("args") or {})}
@@ -256,6 +251,11 @@ def _mounts(said: Any) -> dict[str, dict[str, str]]:
     return found
 
 
+_HARBORS: Mapping[str, Callable[[Any], Any]] = {
+    **{"image": MAIN_IMAGE.__eq__, "build": lambda said: _build(said) == _build(".")},
+    "command": lambda said: _IDLE.fullmatch(" ".join(_words(said) or ())),
+}
+"""Whether what is said of the agent's box is what Harbor says itself."""
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     **{"image": str.strip, "build": _build, "command": _words, "entrypoint": _words, "environment": _pairs},
     **{"env_file": lambda said: [said] if isinstance(said, str) else list(map(Path, said))},

@@ -114,14 +114,13 @@ class CliContainer(Container):
             how = ("run", "--detach", "--name", self.name, *self.run_options)
             await self.command.ask(*how, image, *self.argv)
 
-    async def exit_code(self) -> int | None:
-        """None while it runs."""
+    async def failure(self) -> str:
+        """How it has ended with an error, and the last that it printed; empty where it has not."""
         is_running, code = (await self._inspect("{{.State.Running}} {{.State.ExitCode}}")).split()
-        return None if is_running == "true" else int(code)
-
-    async def printed(self) -> str:
-        """The last lines of what it has printed."""
-        return (await self.command.run("logs", "--tail", "20", self.name)).output.text().strip()[-500:]
+        if is_running == "true" or code == "0":
+            return ""
+        printed = (await self.command.run("logs", "--tail", "20", self.name)).output.text()
+        return f"ended with code {code}: {printed.strip()[-500:]}"
 
     async def shell(self, shell: Shell) -> Finished:
         variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
@@ -198,7 +197,7 @@ class ContainerBackend(RemoteBackend):
     name: ClassVar[str]
     extra_options: ClassVar[tuple[str, ...]] = ()
     timeout_option: ClassVar[str] = ""
-    """Of `run`, which ends a container after so many seconds."""
+    """Option of `run` that ends a container after so many seconds."""
     forbidden_in_binds = ":"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
         ({"db": {"image": "x", "privileged": True}}, "services.db.privileged: is not supported here"),
         ({"db": {"image": "x", "network_mode": "host"}}, "services.db.network_mode: is not supported here"),
         ({"db": {}}, "services.db.image: is missing, and `build` too"),
-        ({"db": {"build": "../.."}}, "services.db.build: ../..: is not in the task's folder"),
+        ({"db": {"build": "../.."}}, "services.db.build: ../../Dockerfile: is not in the task's folder"),
         ({"db": {"build": {"context": "db", "secrets": []}}}, "services.db.build: {"),
         (
             {"db": {"image": "x", "env_file": "gone"}},

@@ -267,7 +267,12 @@ async def test_the_containers_of_dead_programs_are_swept_and_no_others(standin: 
         (standin.folder / "containers" / name / "state.json").write_text(json.dumps({"labels": labels}))
     await DockerBackend({"program": str(standin.program)}).probe()
     assert sorted(standin.containers()) == ["elsewhere", "ours", "unlabelled"]
-    assert standin.calls("ps")[0] == ["--all", "--format={{.Names}}", "--filter", "label=envsdk.rewards.sandbox"]
+    assert standin.calls("ps")[0] == [
+        "--all",
+        "--format={{.Names}}",
+        "--filter",
+        "label=envsdk.rewards.sandbox",
+    ]
 
 
 async def test_no_more_containers_start_at_once_than_allowed(standin: Standin) -> None:
