@@ -89,23 +89,23 @@ class Boxes:
         Raises SandboxError: it could not be started.
         """
         backend = await self.backends.probed()
+        limits = self._limits(box)
         try:
             env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
             image = await _image(box, backend)
+            image = replace(
+                image,
+                env={**image.env, **env},
+                workdir=box.config.workdir or image.workdir,
+                network=self.has_network and network is NetworkMode.PUBLIC,
+            )
+            if box.compose is None:
+                sandbox = await backend.start(image, limits=limits)
+            else:
+                given = {**self.variables, **env}
+                sandbox = await start_with_services(backend, box, image, limits, given)
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_id}: {error}") from None
-        image = replace(
-            image,
-            env={**image.env, **env},
-            workdir=box.config.workdir or image.workdir,
-            network=self.has_network and network is NetworkMode.PUBLIC,
-        )
-        limits = self._limits(box)
-        if box.compose is None:
-            sandbox = await backend.start(image, limits=limits)
-        else:
-            given = {**self.variables, **env}
-            sandbox = await start_with_services(backend, box, image, limits, given)
         try:
             workdir = sandbox.image.workdir
             folders = " ".join(map(shlex.quote, (*LOGS, workdir)))

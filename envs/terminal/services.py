@@ -51,8 +51,8 @@ async def start_with_services(
         given = {
             name: variables.get(name) if text is None else text for name, text in service.environment.items()
         }
-        shown = service.binds.items()
-        binds = {inside: (folder / source).resolve() for inside, source in shown if inside != source}
+        shown = (each for each in service.binds.items() if not each[1].startswith("/"))  # without main's logs
+        binds = {inside: (folder / source).resolve() for inside, source in shown}
         hosts = {"/etc/hosts": _hosts(compose)} if compose.needs_engine else {}
         env = {name: text for name, text in given.items() if text is not None}
         return replace(image, env=env, binds={**binds, **hosts}, volumes=service.volumes)

@@ -21,18 +21,8 @@ MAIN_IMAGE = "the-image-of-main"
 """What `${MAIN_IMAGE_NAME}` means."""
 HEALTHY = "service_healthy"
 _WITHOUT_EFFECT = {
-    *(
-        "version",
-        "name",
-        "networks",
-        "ports",
-        "expose",
-        "container_name",
-        "hostname",
-        "restart",
-        "pull_policy",
-    ),
-    *("deploy", "cpus", "mem_limit", "init", "labels", "logging", "platform", "stdin_open", "tty"),
+    *("version", "name", "networks", "ports", "expose", "container_name", "hostname", "restart", "init"),
+    *("deploy", "cpus", "mem_limit", "labels", "logging", "platform", "pull_policy", "stdin_open", "tty"),
 }
 """Services have one network and the task's limits here, and none starts again."""
 _OF_MAIN = {"environment", "depends_on", "volumes", "working_dir"}
@@ -141,7 +131,9 @@ def _filled(value: Any, values: Mapping[str, str], keeps: bool) -> Any:
         name = match[1] or match[2]
         found = "$" if name is None else values.get(name) or match[3]
         if found is None and not keeps:
-            raise ConfigurationError(f"needs the variable {name}: give it in `variables`")
+            raise ConfigurationError(
+                f"docker-compose.yaml: needs the variable {name}: give it in `variables`"
+            )
         return match[0] if found is None else found
 
     if isinstance(value, dict):
@@ -158,8 +150,8 @@ def _problems(
     for name, service in services.items():
         paths = [("env_file", path) for path in service.env_file]
         paths += [("build", f"{build['context']}/{build['dockerfile']}")] if (build := service.build) else []
-        shown = service.binds.items()  # main's logs are there anyhow
-        paths += [("volumes", source) for inside, source in shown if name != MAIN or inside != source]
+        logs = _LOGS.values() if name == MAIN else ()  # they are there anyhow
+        paths += [("volumes", source) for source in service.binds.values() if source not in logs]
         for key, path in paths:
             if not _is_inside(file.parent / path, file.parents[1]):
                 yield f"services.{name}.{key}: {path}: is not in the task's folder"
@@ -258,12 +250,6 @@ _HARBORS: Mapping[str, Callable[[Any], Any]] = {
 """Whether what is said of the agent's box is what Harbor says itself."""
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     **{"image": str.strip, "build": _build, "command": _words, "entrypoint": _words, "environment": _pairs},
-    **{"env_file": lambda said: [said] if isinstance(said, str) else list(map(Path, said))},
-    **{
-        "depends_on": _conditions,
-        "healthcheck": _check,
-        "user": str,
-        "working_dir": str.strip,
-        "volumes": _mounts,
-    },
+    **{"env_file": lambda said: [said] if isinstance(said, str) else list(map(Path, said)), "user": str},
+    **{"depends_on": _conditions, "healthcheck": _check, "working_dir": str.strip, "volumes": _mounts},
 }

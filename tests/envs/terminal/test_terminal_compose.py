@@ -128,6 +128,7 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
             {"a": {"image": "x", "networks": ["back"]}, "b": {"image": "x"}},
             "networks: all services share one network here",
         ),
+        ({"main": {"volumes": ["/etc:/etc"]}}, "services.main.volumes: /etc: is not in the task's folder"),
         ({"main": {"image": "other"}}, "services.main.image: is not supported here"),
         ({"main": {"command": "service db start"}}, "services.main.command: is not supported here"),
         ({"main": {"user": "me"}}, "services.main.user: is not supported here"),
