@@ -150,7 +150,7 @@ test-browser: $(VENV)/.browser-installed ## Run the tests that look at the viewe
 .PHONY: test-podman
 test-podman: install ## Run the tests of real containers with podman; no image is downloaded
 	@command -v podman > /dev/null || { echo "make: there is no podman. On Debian: apt-get install podman crun runc" >&2; exit 1; }
-	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
+	ENVSDK_CONTAINERS=podman $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox tests/envs/terminal
 
 .PHONY: test-soak
 test-soak: install ## Forty faults on real runs, then an audit of what is on disk: some ten minutes on two cores
@@ -173,7 +173,7 @@ test-cluster: install ## Run the tests on a Ray cluster of several nodes, in net
 .PHONY: test-docker
 test-docker: install ## Run the tests of real containers with docker; no image is downloaded
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }
-	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox
+	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox tests/envs/terminal
 
 # Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
 pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses $(3) --junitxml build/times/$(2).xml $(4) || { [ $$? = 1 ] && \

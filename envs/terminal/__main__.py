@@ -29,10 +29,10 @@ def command(options: TasksOptions) -> int:
     """
     from envsdk.envs.terminal.notes import counted
     from envsdk.envs.terminal.shipped import shipped_folder
-    from envsdk.envs.terminal.task_list import BUILDER, folder_of, read_tasks
+    from envsdk.envs.terminal.task_list import folder_of, read_tasks
 
     root: Path = shipped_folder() if options.data is None else folder_of(options.data)
-    tasks, refused = read_tasks(root, has_network=options.network, has_builder=options.backend == BUILDER)
+    tasks, refused = read_tasks(root, has_network=options.network, backend=options.backend)
     if not tasks and not refused:
         raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task")
     kinds: Counter[str] = Counter()

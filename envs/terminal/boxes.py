@@ -19,6 +19,7 @@ from envsdk.envs.shell.commands import KEPT_OUTPUT_BYTES
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
 from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
 from envsdk.envs.terminal.harbor.folder import CONFIG, Box
+from envsdk.envs.terminal.services import BoxBroken, be_healthy, start_with_services
 from envsdk.rewards.sandbox import (
     ExecEnd,
     ExecResult,
@@ -48,10 +49,6 @@ exit 3
 _NOT_THERE = 3
 _NO_USER = 1
 """Said by `id`."""
-
-
-class BoxBroken(Exception):
-    """A box that its task does not make right: the task's fault, and no score of the episode."""
 
 
 def resolved(env: Mapping[str, str], variables: Mapping[str, str], where: str) -> dict[str, str]:
@@ -88,29 +85,35 @@ class Boxes:
         """A box with its folders, files and variables, whose health check has passed.
 
         Raises ConfigurationError: its image cannot be made.
-        Raises BoxBroken: its health check fails.
+        Raises BoxBroken: its health check fails, or one of its services.
         Raises SandboxError: it could not be started.
         """
         backend = await self.backends.probed()
+        limits = self._limits(box)
         try:
             env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
             image = await _image(box, backend)
+            image = replace(
+                image,
+                env={**image.env, **env},
+                workdir=box.config.workdir or image.workdir,
+                network=self.has_network and network is NetworkMode.PUBLIC,
+            )
+            if box.compose is None:
+                sandbox = await backend.start(image, limits=limits)
+            else:
+                given = {**self.variables, **env}
+                sandbox = await start_with_services(backend, box, image, limits, given)
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_id}: {error}") from None
-        image = replace(
-            image,
-            env={**image.env, **env},
-            workdir=box.config.workdir or image.workdir,
-            network=self.has_network and network is NetworkMode.PUBLIC,
-        )
-        sandbox = await backend.start(image, limits=self._limits(box))
         try:
-            folders = " ".join(map(shlex.quote, (*LOGS, image.workdir)))
+            workdir = sandbox.image.workdir
+            folders = " ".join(map(shlex.quote, (*LOGS, workdir)))
             await ours(sandbox, f"mkdir -p {folders} && chmod 777 {' '.join(LOGS)}")
             if box.laid is not None:
-                await lay_folder(sandbox, box.laid, image.workdir)
+                await lay_folder(sandbox, box.laid, workdir)
             if box.config.healthcheck is not None:
-                await be_healthy(sandbox, box.config.healthcheck, f"{key}.healthcheck")
+                await box_healthy(sandbox, box.config.healthcheck, f"{key}.healthcheck")
         except BaseException:
             await sandbox.close()
             raise
@@ -181,20 +184,15 @@ def demand(result: ExecResult, sandbox: Sandbox) -> None:
         raise SandboxError(f"sandbox {sandbox.id}: {result.output.strip()[-300:]}")
 
 
-async def be_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str | None = None) -> None:
-    """Wait until a health check passes. Raises BoxBroken: it has failed as often as it may."""
-    clock = asyncio.get_running_loop().time
-    counts_from, failures = clock() + check.start_period_sec, 0
-    while True:
-        starting = clock() < counts_from
+async def box_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str | None = None) -> None:
+    """Wait until a box's health check passes. Raises BoxBroken: it has failed as often as it may."""
+
+    async def tried() -> str | None:
         result = await sandbox.exec(check.command, timeout_s=check.timeout_sec, user=user)
         demand(result, sandbox)
-        if result.ok:
-            return
-        failures += not starting
-        if failures >= check.retries:
-            raise BoxBroken(f"{CONFIG}: {key}: failed {failures} times: {result.output.strip()[-300:]}")
-        await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
+        return None if result.ok else result.output
+
+    await be_healthy(tried, check, f"{CONFIG}: {key}")
 
 
 async def demand_user(sandbox: Sandbox, user: str | None, key: str) -> None:

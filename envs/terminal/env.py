@@ -22,7 +22,7 @@ from envsdk.envs.terminal.harbor.rewards import Rewards, combined, gate_failed, 
 from envsdk.envs.terminal.judge import CHECKED, Checked
 from envsdk.envs.terminal.replies import ActionFormat, format_command, read_keys
 from envsdk.envs.terminal.session import Session
-from envsdk.envs.terminal.task_list import BUILDER, task_list
+from envsdk.envs.terminal.task_list import task_list
 from envsdk.envs.terminal.texts import render_end, render_task
 from envsdk.envs.terminal.validation import demand_sound, solution_command
 from envsdk.rewards.sandbox.shared import shared_backends
@@ -104,7 +104,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             args.num_tasks,
             skips_refused=args.skip_refused,
             has_network=bool(settings.get("network")),
-            has_builder=args.backend == BUILDER,
+            backend=args.backend,
         )
         self.num_tasks = len(self._tasks)
         self._boxes = Boxes(

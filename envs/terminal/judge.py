@@ -32,6 +32,7 @@ from envsdk.envs.terminal.boxes import (
 from envsdk.envs.terminal.harbor.config import Mode, covers_checks
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, read_rewards
+from envsdk.envs.terminal.services import failed_service
 from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxFileError
 
 TESTS, TEST = "/tests", "/tests/test.sh"
@@ -66,6 +67,8 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
     Raises NoReward: it leaves no usable reward, or runs out of time or of anything else.
     Raises SandboxError, ConfigurationError: a box failed, or cannot be made.
     """
+    if why := await failed_service(agents.sandbox):
+        raise NoReward(why)
     if stage.verifier.box is None:
         done = await agents.exec(EMPTY, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
         if not done.ok:

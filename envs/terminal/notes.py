@@ -20,7 +20,7 @@ def notes(
     instance_ids: Sequence[str] | None = None,
     num_tasks: int | None = None,
     skip_refused: bool = False,
-    backend: str = "bubblewrap",
+    backend: str = BUILDER,
     backend_settings: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     **_: Any,
@@ -37,7 +37,7 @@ def notes(
         num_tasks,
         skips_refused=skip_refused,
         has_network=has_network,
-        has_builder=backend == BUILDER,
+        backend=backend,
     )
     lines = counted(found.tasks, has_network=has_network, variables=variables or {})
     said = [f"{data}: {line}" for line in lines]

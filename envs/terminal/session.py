@@ -14,9 +14,8 @@ from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import (
     AgentsBox,
-    BoxBroken,
     Boxes,
-    be_healthy,
+    box_healthy,
     demand,
     demand_user,
     lay_folder,
@@ -26,6 +25,7 @@ from envsdk.envs.terminal.boxes import (
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
+from envsdk.envs.terminal.services import BoxBroken
 from envsdk.rewards.sandbox import Sandbox
 from envsdk.rewards.sandbox.shared import LazySandbox
 
@@ -125,4 +125,4 @@ async def _prepare(box: Sandbox, stage: Stage) -> None:
             if not done.ok:
                 raise BoxBroken(f"steps/{stage.name}/workdir/setup.sh: {done.output.strip()[-300:]}")
     if stage.healthcheck is not None:
-        await be_healthy(box, stage.healthcheck, f"steps: {stage.name}.healthcheck", user)
+        await box_healthy(box, stage.healthcheck, f"steps: {stage.name}.healthcheck", user)

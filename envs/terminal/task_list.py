@@ -25,6 +25,8 @@ HELD_OUT_SHARE = 0.2
 """Share of the other tasks outside of a folder `train` that is held out, by their names."""
 BUILDER = "bubblewrap"
 """The backend that builds images without a daemon."""
+ENGINES = ("podman", "docker")
+"""The backends whose sandboxes may have services beside them."""
 _SHOWN = 10
 _DOWNLOAD_TIMEOUT_S = 3600.0
 
@@ -46,7 +48,7 @@ def task_list(
     *,
     skips_refused: bool = False,
     has_network: bool = False,
-    has_builder: bool = True,
+    backend: str = BUILDER,
 ) -> TaskList:
     """The tasks that an environment with these arguments plays.
 
@@ -55,7 +57,7 @@ def task_list(
     """
     root = shipped_folder() if data is None else folder_of(data)
     wanted = "train" if data is None and split == "auto" else split
-    tasks, refused = read_tasks(root, has_network=has_network, has_builder=has_builder)
+    tasks, refused = read_tasks(root, has_network=has_network, backend=backend)
     listed = {task.id: task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted}
     if refused and not (skips_refused or instance_ids):
         shown = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
@@ -69,11 +71,11 @@ def task_list(
 
 
 def read_tasks(
-    root: Path, *, has_network: bool = False, has_builder: bool = True
+    root: Path, *, has_network: bool = False, backend: str = BUILDER
 ) -> tuple[list[HarborTask], dict[str, str]]:
     """The tasks below a folder, and why others cannot be played; both by name, in order.
 
-    With `has_builder` the builder without a daemon must know every instruction of their Dockerfiles.
+    The builder without a daemon must know every instruction of their Dockerfiles.
     """
     tasks, refused = [], {}
     for folder in find_folders(root):
@@ -84,8 +86,8 @@ def read_tasks(
             here = str(folder.absolute())
             refused[name] = str(error).replace(f"{here}/", "").replace(f"{here}: ", "").replace("\n", " ")
             continue
-        problems = refusals(task, has_network=has_network)
-        if problems := [*problems, *(_unbuildable(task) if has_builder else ())]:
+        problems = refusals(task, has_network=has_network, has_engine=backend in ENGINES)
+        if problems := [*problems, *(_unbuildable(task) if backend == BUILDER else ())]:
             refused[name] = "; ".join(problems)
         else:
             tasks.append(task)
@@ -97,8 +99,7 @@ def _unbuildable(task: HarborTask) -> Iterator[str]:
     require("a build", "e2b_dockerfile_utils")
     from envsdk.rewards.sandbox.images.dockerfile import read_dockerfile
 
-    boxes = (task.box, *(stage.verifier.box for stage in task.stages))
-    for context in dict.fromkeys(box.context for box in boxes if box is not None and box.context is not None):
+    for context in dict.fromkeys(box.context for box in task.boxes if box.context is not None):
         if (file := context / "Dockerfile").is_file():
             text = file.read_text(encoding="utf-8", errors="surrogateescape")
             name = file.relative_to(task.folder).as_posix()

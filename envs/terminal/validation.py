@@ -17,9 +17,10 @@ from envsdk.base.store.atomic import make_folder, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import BoxBroken, Boxes, resolved
+from envsdk.envs.terminal.boxes import Boxes, resolved
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
+from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
 
 _PRINTED = 500

@@ -55,6 +55,8 @@ class Box:
     """Folder with a Dockerfile."""
     laid: Path | None
     """Folder whose files are laid into the workdir of the image."""
+    compose: Path | None = None
+    """File with services that run beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,11 @@ class HarborTask:
     strategy: Literal["mean", "final"]
     unknown: tuple[str, ...]
     """Keys of task.toml that Harbor does not know either: they change nothing."""
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The agent's, then those of separate verifiers."""
+        return (self.box, *(stage.verifier.box for stage in self.stages if stage.verifier.box is not None))
 
     @property
     def is_separate(self) -> bool:
@@ -193,13 +200,19 @@ def _agent_box(folder: Path, config: TaskConfig) -> Box:
 def _box(context: Path, config: Environment) -> Box:
     """A box of `context`. A set `docker_image` is taken as it is, with the folder's files laid into it."""
     image, has_dockerfile = config.docker_image, (context / "Dockerfile").is_file()
-    lays = image is not None and not has_dockerfile and context.is_dir() and not (context / COMPOSE).is_file()
+    compose = _compose(context)
+    lays = image is not None and not has_dockerfile and context.is_dir() and compose is None
     return Box(
         config=config,
         docker_image=image,
         context=context if image is None and has_dockerfile else None,
         laid=context if lays else None,
+        compose=compose,
     )
+
+
+def _compose(context: Path) -> Path | None:
+    return file if (file := context / COMPOSE).is_file() else None
 
 
 def _stage(folder: Path, config: TaskConfig, step: Step | None) -> Stage:
@@ -260,7 +273,9 @@ def _verifier_box(folder: Path, config: TaskConfig, step: Step | None) -> tuple[
         if environment and environment.docker_image:
             return Box(config=own, docker_image=environment.docker_image, context=None, laid=None), True
         if any((context / name).is_file() for name in ("Dockerfile", COMPOSE)):
-            return Box(config=own, docker_image=None, context=context, laid=None), True
+            return Box(
+                config=own, docker_image=None, context=context, laid=None, compose=_compose(context)
+            ), True
     agents = _agent_box(folder, config)
     os = own.os if "os" in own.model_fields_set else config.environment.os
     return replace(agents, config=own.model_copy(update={"os": os})), False

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
-from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
+from envsdk.envs.terminal.harbor.folder import CONFIG, Box, HarborTask, Stage
 
 NO_HISTORY = "trajectory.json"
 IGNORE_FILE = ".harborignore"
 
 
-def refusals(task: HarborTask, *, has_network: bool = False) -> list[str]:
-    """`FILE: KEY: why`, each once; empty for a task that can be played."""
-    return list(dict.fromkeys([*_refusals(task), *(_of_networks(task) if has_network else ())]))
+def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = False) -> list[str]:
+    """`FILE: KEY: why`, each once; empty for a task that can be played.
+
+    With `has_engine` the sandboxes are containers, which may have others beside them.
+    """
+    found = [*_refusals(task), *(_of_networks(task) if has_network else ())]
+    return list(dict.fromkeys([*found, *_of_services(task, has_engine)]))
 
 
 def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
@@ -35,6 +40,10 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
+    for box in task.boxes:
+        if (file := box.compose) is not None:
+            keys = read_compose(file, box.config).without_effect
+            said += [f"{file.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
     return list(dict.fromkeys(said))
 
 
@@ -72,7 +81,7 @@ def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
     services += [("verifier.collect", each.service) for each in stage.collect]
     for key, service in services:
         if service not in (None, MAIN):
-            yield f"{CONFIG}: {key}.service: {service}: there are no services besides the agent's box"
+            yield f"{CONFIG}: {key}.service: {service}: nothing is taken of services beside the box"
 
 
 def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
@@ -84,7 +93,12 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
     for size, megabytes in (("memory_mb", config.memory_mb), ("storage_mb", config.storage_mb)):
         if megabytes is not None and megabytes < 0:
             yield f"{CONFIG}: {key}.{size}: {megabytes}: is no size"
-    for folder in {box.context, task.folder / "environment"} if key == "environment" else {box.context}:
-        if folder is not None and (folder / COMPOSE).is_file():
-            file = (folder / COMPOSE).relative_to(task.folder)
-            yield f"{file}: services beside the agent's box are not started here"
+
+
+def _of_services(task: HarborTask, has_engine: bool) -> Iterator[str]:
+    for box in task.boxes:
+        if (file := box.compose) is not None:
+            name, compose = file.relative_to(task.folder), read_compose(file, box.config)
+            if compose.needs_engine and not has_engine:
+                yield f"{name}: services beside the box need `backend: podman` or `backend: docker`"
+            yield from (f"{name}: {problem}" for problem in compose.problems)

@@ -1,6 +1,6 @@
 """The `docker` and `podman` backends, through their command lines.
 
-container:  run (detached, only waits) -> exec ... exec -> rm
+container:  run (detached, only waits) -> beside it others -> exec ... exec -> rm
                                        -> its time to live is over: it ends and deletes itself
                                        -> its program died: the next program's sweep deletes it
 """
@@ -31,7 +31,14 @@ log = logging.getLogger(__name__)
 LABEL = "envsdk.rewards.sandbox"
 HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
-_REMOVE = {"container": ("rm", "--force", "--volumes"), "image": ("rmi", "--force")}
+_KINDS = {
+    "container": (("ps", "--all", "--format={{.Names}}"), ".Config.Labels", ("rm", "--force", "--volumes")),
+    "image": (("images", "--quiet"), ".Config.Labels", ("rmi", "--force")),
+    "volume": (("volume", "ls", "--quiet"), ".Labels", ("volume", "rm")),
+}
+"""What a program that died may leave: how it is listed, where its labels are, how it is deleted."""
+_CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "NET_BIND_SERVICE", "SETGID", "SETUID")
+"""What images of services need to come up as root and run as their own user."""
 
 _ON_TERMINAL = ("sh", "-c", 'exec <> "$0" >&0 2>&0; exec "$@"')
 """The first terminal that a session opens is its own, so that its size reaches the program."""
@@ -89,18 +96,31 @@ class CliContainer(Container):
     command: CommandLine
     name: str
     run_options: Sequence[str]
-    time_to_live_s: int
-    checks_disk: bool
+    argv: Sequence[str]
+    """What it runs."""
+    checks_disk: bool = False
+    volumes: list[str] = field(default_factory=list)
+    """Made before it starts, and deleted with it: those that none before it has made."""
+    beside: dict[str, CliContainer] = field(default_factory=dict)
+    """Containers in its network, which end with it."""
     kept: list[str] = field(default_factory=list)
     """Images made of it."""
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the program refused."""
+        for volume in () if self.kept else self.volumes:
+            await self.command.ask("volume", "create", *_labels(), volume)
         async with self.starts:
-            await self.command.ask(
-                *("run", "--detach", "--rm", "--name", self.name, *self.run_options, image),
-                *("bash", "-c", WAIT, "bash", str(self.time_to_live_s)),
-            )
+            how = ("run", "--detach", "--name", self.name, *self.run_options)
+            await self.command.ask(*how, image, *self.argv)
+
+    async def failure(self) -> str:
+        """How it has ended with an error, and the last that it printed; empty where it has not."""
+        is_running, code = (await self._inspect("{{.State.Running}} {{.State.ExitCode}}")).split()
+        if is_running == "true" or code == "0":
+            return ""
+        printed = (await self.command.run("logs", "--tail", "20", self.name)).output.text()
+        return f"ended with code {code}: {printed.strip()[-500:]}"
 
     async def shell(self, shell: Shell) -> Finished:
         variables = [option for name, value in shell.env.items() for option in ("--env", f"{name}={value}")]
@@ -147,7 +167,11 @@ class CliContainer(Container):
         await self.start(kept)
 
     async def end(self) -> None:
+        for container in reversed(self.beside.values()):  # podman deletes none that others depend on
+            await container.remove()
         await self.command.ask("rm", "--force", "--volumes", self.name)
+        if self.volumes:
+            await self.command.ask("volume", "rm", *self.volumes)
         if self.kept:
             await self.command.ask("rmi", "--force", *self.kept)
 
@@ -172,6 +196,8 @@ class ContainerBackend(RemoteBackend):
 
     name: ClassVar[str]
     extra_options: ClassVar[tuple[str, ...]] = ()
+    timeout_option: ClassVar[str] = ""
+    """Option of `run` that ends a container after so many seconds."""
     forbidden_in_binds = ":"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -186,16 +212,52 @@ class ContainerBackend(RemoteBackend):
 
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
         identity = secrets.token_hex(6)
+        name, user = f"envsdk-{identity}", self.settings.user
+        own = ["--rm", *(() if image.network else ("--network", "none")), *(("--user", user) if user else ())]
         container = CliContainer(
             command=self._command,
-            name=f"envsdk-{identity}",
-            run_options=self._run_options(image, limits),
-            time_to_live_s=self.settings.time_to_live_s,
+            name=name,
+            run_options=[*own, *self._run_options(image, limits, name)],
+            argv=("bash", "-c", WAIT, "bash", str(self.settings.time_to_live_s)),
             starts=self._starts,
             checks_disk=self.settings.checks_disk,
+            volumes=_volumes(image, name),
         )
         sandbox = CliSandbox(id=identity, image=image, limits=limits, container=container, slots=self._slots)
         return sandbox, image.container or self.settings.image
+
+    async def start_beside(
+        self, sandbox: CliSandbox, name: str, image: Image, options: Sequence[str], argv: Sequence[str]
+    ) -> None:
+        """Start a container in a sandbox's network and with its limits, which ends with the sandbox.
+
+        Args:
+            options: Further ones of `run`.
+            argv: What it runs; empty where the image says it.
+
+        Raises SandboxError: the program refused.
+        """
+        main = sandbox.container
+        assert isinstance(main, CliContainer)
+        assert image.container is not None
+        lives = [f"{self.timeout_option}={self.settings.time_to_live_s}"] if self.timeout_option else []
+        made = {volume for each in (main, *main.beside.values()) for volume in each.volumes}
+        container = main.beside[name] = CliContainer(
+            command=self._command,
+            name=f"{main.name}-{name}",
+            run_options=[
+                *(f"--network=container:{main.name}", "--log-driver=json-file", "--log-opt=max-size=10m"),
+                *lives,
+                *self._run_options(image, sandbox.limits, main.name),
+                *(f"--cap-add={each}" for each in _CAPABILITIES),
+                *(f"--env={variable}={value}" for variable, value in image.env.items()),
+                *options,
+            ],
+            argv=argv,
+            starts=self._starts,
+            volumes=[each for each in _volumes(image, main.name) if each not in made],
+        )
+        await container.start(image.container)
 
     async def build(self, build: Build) -> Image:
         from envsdk.rewards.sandbox.images.context import digest_of_build
@@ -221,24 +283,21 @@ class ContainerBackend(RemoteBackend):
             raise ConfigurationError(f"there is no image {name!r}: {error}") from None
         return Image(container=name, workdir=workdir or "/")
 
-    def _run_options(self, image: Image, limits: Limits) -> list[str]:
-        binds = [
-            option
-            for inside, source in sorted(image.binds.items())
-            for option in ("--volume", f"{source.resolve()}:{inside}:ro")
-        ]
+    def _run_options(self, image: Image, limits: Limits, main: str) -> list[str]:
+        shown = {inside: f"{source.resolve()}:{inside}:ro" for inside, source in image.binds.items()}
+        for inside, volume in image.volumes.items():
+            name, _, mode = volume.partition(":")
+            shown[inside] = f"{main}-{name}:{inside}:{mode}"
         return [
-            *(() if image.network else ("--network", "none")),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             # The first process heeds no other signal, and deleting a container would wait for it.
             *("--stop-signal", "KILL"),
             *("--pids-limit", str(limits.processes), "--shm-size", f"{limits.shm_mb}m"),
             *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
-            *("--label", f"{LABEL}=1", "--label", f"{HOLDER}={this_process()}"),
-            *(("--user", self.settings.user) if self.settings.user else ()),
+            *_labels(),
             *self.extra_options,
             *self.settings.run_options,
-            *binds,
+            *(option for _, each in sorted(shown.items()) for option in ("--volume", each)),
         ]
 
     async def _smoke_run(self) -> None:
@@ -263,11 +322,10 @@ class ContainerBackend(RemoteBackend):
 
     async def _sweep(self) -> None:
         """Delete the containers of this machine's programs that have died, and the images made of them."""
-        label = ("--quiet", "--filter", f"label={LABEL}")
         try:
             found = {
-                "container": (await self._command.ask("ps", "--all", *label)).split(),
-                "image": (await self._command.ask("images", *label)).split(),
+                kind: (await self._command.ask(*listed, "--filter", f"label={LABEL}")).split()
+                for kind, (listed, _, _) in _KINDS.items()
             }
         except (OSError, SandboxError) as error:
             raise SandboxUnavailable(
@@ -275,15 +333,15 @@ class ContainerBackend(RemoteBackend):
                 "this user call it, or choose another sandbox backend."
             ) from error
         for kind, names in found.items():
-            for name in names:
+            for name in sorted(names, reverse=True):  # those beside a container come before it
                 with contextlib.suppress(SandboxError):
                     await self._sweep_one(kind, name)
 
     async def _sweep_one(self, kind: str, name: str) -> None:
-        template = "{{json .Config.Labels}}"
-        labels = json.loads(await self._command.ask(kind, "inspect", "--format", template, name)) or {}
-        if has_died(labels.get(HOLDER, "")):
-            await self._command.ask(*_REMOVE[kind], name)
+        _, place, delete = _KINDS[kind]
+        said = await self._command.ask(kind, "inspect", "--format", f"{{{{json {place}}}}}", name)
+        if has_died((json.loads(said) or {}).get(HOLDER, "")):
+            await self._command.ask(*delete, name)
             log.info("swept %s %s of a program that had died", kind, name)
 
 
@@ -306,6 +364,16 @@ class DockerBackend(ContainerBackend):
 class PodmanBackend(ContainerBackend):
     name = "podman"
     extra_options = ("--security-opt", "label=disable")
+    timeout_option = "--timeout"
+
+
+def _labels() -> tuple[str, ...]:
+    return "--label", f"{LABEL}=1", "--label", f"{HOLDER}={this_process()}"
+
+
+def _volumes(image: Image, main: str) -> list[str]:
+    """The volumes that a container mounts, by the names that the program knows."""
+    return sorted({f"{main}-{volume.partition(':')[0]}" for volume in image.volumes.values()})
 
 
 def this_process() -> str:

@@ -145,6 +145,8 @@ class Image:
     binds: Mapping[str, Path] = field(default_factory=dict)
     """Further files and folders of this machine, read-only, by their absolute path inside; a path below
     `workdir` hides what the tree has there, whatever the commands do to it."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Folders shared with containers beside it, by path inside: NAME:ro or NAME:rw. For docker and podman."""
     python: Path | None = None
     """Interpreter of this machine that `python` means inside, with its virtual environment, for example
     `.venv/bin/python`; shown at the paths it has here. None: the backend's setting."""

@@ -111,8 +111,8 @@ def main() -> None:
         inspect(options, rest)
     elif subcommand == "ps":
         print("\n".join(folder.name for folder in CONTAINERS.iterdir()))
-    elif subcommand == "images":
-        pass  # of those that are kept none has a label
+    elif subcommand in ("images", "volume"):
+        pass  # none has a label
     elif subcommand == "rm":
         shutil.rmtree(files(rest[0]))
     elif subcommand == "commit":

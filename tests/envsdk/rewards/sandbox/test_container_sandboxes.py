@@ -26,6 +26,7 @@ from envsdk.rewards.sandbox import (
 )
 from envsdk.rewards.sandbox.containers import (
     CliContainer,
+    CliSandbox,
     ContainerBackend,
     DockerBackend,
     has_died,
@@ -82,7 +83,8 @@ async def test_a_container_is_shut_off_and_limited(name: str, standin: Standin, 
     )
     call = " ".join(standin.calls("run")[-1])
     for option in (
-        "--detach --rm --name envsdk-",
+        "--detach --name envsdk-",
+        "--rm",
         "--network none",
         "--cap-drop ALL",
         "--security-opt no-new-privileges",
@@ -100,6 +102,40 @@ async def test_a_container_is_shut_off_and_limited(name: str, standin: Standin, 
     assert ("label=disable" in call) == (name == "podman")
     await backend.aclose()
     assert standin.containers() == []
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+async def test_a_container_beside_a_sandbox_is_in_its_network_and_ends_before_it(
+    name: str, standin: Standin
+) -> None:
+    backend = open_backend(name, {"program": str(standin.program), "user": "1000", "time_to_live_s": 60})
+    sandbox = await backend.start(Image(volumes={"/log": "log:ro"}), limits=Limits(processes=99))
+    assert isinstance(backend, ContainerBackend)
+    assert isinstance(sandbox, CliSandbox)
+    image = Image(container="db:1", env={"A": "1"}, volumes={"/a": "log:rw", "/b": "data:rw"})
+    await backend.start_beside(sandbox, "db", image, ["--user=db"], ["serve"])
+    main = f"envsdk-{sandbox.id}"
+    call = " ".join(standin.calls("run")[-1])
+    for option in (
+        f"--name {main}-db --network=container:{main}",
+        "--cap-drop ALL",
+        "--cap-add=SETUID",
+        "--security-opt no-new-privileges",
+        "--pids-limit 99",
+        f"--volume {main}-log:/a:rw --volume {main}-data:/b:rw",
+        f"--label envsdk.holder={this_process()}",
+        "--env=A=1",
+    ):
+        assert option in call
+    assert call.endswith("--user=db db:1 serve")
+    assert "1000" not in call
+    assert ("--timeout=60" in call) == (name == "podman")
+    assert f"--volume {main}-log:/log:ro" in " ".join(standin.calls("run")[-2])
+    await backend.aclose()
+    assert [call[-1] for call in standin.calls("rm")[-2:]] == [f"{main}-db", main]
+    made = [call[-1] for call in standin.calls("volume") if call[0] == "create"]
+    deleted = [call[1:] for call in standin.calls("volume") if call[0] == "rm"]
+    assert (made, deleted) == ([f"{main}-log", f"{main}-data"], [[f"{main}-data"], [f"{main}-log"]])
 
 
 async def test_commands_run_in_the_laid_out_tree(backend: ContainerBackend, repository: Path) -> None:
@@ -231,7 +267,12 @@ async def test_the_containers_of_dead_programs_are_swept_and_no_others(standin: 
         (standin.folder / "containers" / name / "state.json").write_text(json.dumps({"labels": labels}))
     await DockerBackend({"program": str(standin.program)}).probe()
     assert sorted(standin.containers()) == ["elsewhere", "ours", "unlabelled"]
-    assert standin.calls("ps")[0] == ["--all", "--quiet", "--filter", "label=envsdk.rewards.sandbox"]
+    assert standin.calls("ps")[0] == [
+        "--all",
+        "--format={{.Names}}",
+        "--filter",
+        "label=envsdk.rewards.sandbox",
+    ]
 
 
 async def test_no_more_containers_start_at_once_than_allowed(standin: Standin) -> None:

@@ -1,0 +1,133 @@
+"""The services of a task's compose file: containers in the network of its box, which end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from envsdk.base.store.atomic import make_folder, write_atomically
+from envsdk.base.store.cache import cache_folder
+from envsdk.envs.terminal.harbor.compose import HEALTHY, MAIN_IMAGE, Compose, Service, read_compose
+from envsdk.envs.terminal.harbor.config import MAIN, Healthcheck
+from envsdk.envs.terminal.harbor.folder import Box
+from envsdk.rewards.sandbox import ExecEnd, Image, Limits, Sandbox, SandboxBackend
+from envsdk.rewards.sandbox.containers import CliContainer, CliSandbox, ContainerBackend
+from envsdk.rewards.sandbox.images import build_image, named_image
+from envsdk.rewards.sandbox.remote import Shell
+
+
+class BoxBroken(Exception):
+    """A box that its task does not make right: the task's fault, and no score of the episode."""
+
+
+async def be_healthy(tried: Callable[[], Awaitable[str | None]], check: Healthcheck, where: str) -> None:
+    """Wait until a try gives None, not its output. Raises BoxBroken: it has failed as often as it may."""
+    clock = asyncio.get_running_loop().time
+    counts_from, failures = clock() + check.start_period_sec, 0
+    while (output := await tried()) is not None:
+        starting = clock() < counts_from
+        failures += not starting
+        if failures >= check.retries:
+            raise BoxBroken(f"{where}: failed {failures} times: {output.strip()[-300:]}")
+        await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
+
+
+async def start_with_services(
+    backend: SandboxBackend, box: Box, image: Image, limits: Limits, variables: Mapping[str, str]
+) -> Sandbox:
+    """A box of `image` and, in its network, the services of its compose file, which are healthy.
+
+    Raises ConfigurationError: an image cannot be made, or a variable is missing.
+    Raises BoxBroken: a service ends at once, or does not get healthy.
+    """
+    assert box.compose is not None
+    compose, folder = read_compose(box.compose, box.config, variables), box.compose.parent
+
+    def fitted(image: Image, service: Service) -> Image:
+        given = {
+            name: variables.get(name) if text is None else text for name, text in service.environment.items()
+        }
+        shown = (each for each in service.binds.items() if not each[1].startswith("/"))  # without main's logs
+        binds = {inside: (folder / source).resolve() for inside, source in shown}
+        hosts = {"/etc/hosts": _hosts(compose)} if compose.needs_engine else {}
+        env = {name: text for name, text in given.items() if text is not None}
+        return replace(image, env=env, binds={**binds, **hosts}, volumes=service.volumes)
+
+    async def made(service: Service) -> Image:
+        if service.build is not None:
+            build = {**service.build, "context": folder / service.build["context"]}
+            return await build_image(backend, **build, timeout_s=box.config.build_timeout_sec)
+        return image if service.image == MAIN_IMAGE else await named_image(backend, service.image)
+
+    images = {name: fitted(await made(service), service) for name, service in compose.services.items()}
+    main = fitted(image, compose.main)
+    workdir = box.config.workdir or compose.main.working_dir or image.workdir
+    sandbox = await backend.start(
+        replace(main, env={**main.env, **image.env}, workdir=workdir), limits=limits
+    )
+    try:
+        for name, service in compose.services.items():
+            for other, condition in service.depends_on.items():
+                if condition == HEALTHY and other != MAIN:
+                    await _await_health(sandbox, other, compose)
+            assert isinstance(backend, ContainerBackend)
+            assert isinstance(sandbox, CliSandbox)
+            await backend.start_beside(sandbox, name, images[name], *_call(service, folder))
+        for name in compose.services:
+            await _await_health(sandbox, name, compose)
+    except BaseException:
+        await sandbox.close()
+        raise
+    return sandbox
+
+
+def _hosts(compose: Compose) -> Path:
+    """A file by which every name means this machine: in another's network, podman takes no `--add-host`."""
+    text = f"127.0.0.1 localhost {' '.join(sorted({MAIN, *compose.services}))}\n::1 localhost\n"
+    file = cache_folder() / "terminal" / "hosts" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if not file.is_file():
+        make_folder(file.parent)
+        write_atomically(file, text.encode())
+    return file
+
+
+def _call(service: Service, folder: Path) -> tuple[list[str], list[str]]:
+    """Options of `run`, and what is run; nothing where the image says it."""
+    said = {"user": service.user, "workdir": service.working_dir}
+    options = [f"--{name}={value}" for name, value in said.items() if value]
+    options += [f"--env-file={folder / path}" for path in service.env_file]
+    program, *words = service.entrypoint or [""]
+    options += [f"--entrypoint={program}"] if service.entrypoint is not None else []
+    return options, [*words, *(service.command or ())]
+
+
+async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
+    """Raises BoxBroken: the service has ended, or is not healthy in time."""
+    container, check = _beside(sandbox)[name], compose.services[name].healthcheck
+
+    async def tried() -> str | None:
+        if why := await container.failure():
+            raise BoxBroken(f"service {name}: {why}")
+        if check is None:
+            return None
+        ended = await container.shell(Shell(argv=shlex.split(check.command), timeout_s=check.timeout_sec))
+        return None if (ended.reason, ended.returncode) == (ExecEnd.EXIT, 0) else ended.output.text()
+
+    await be_healthy(tried, check or Healthcheck(command=""), f"service {name}: healthcheck")
+
+
+async def failed_service(sandbox: Sandbox) -> str:
+    """Which service of a box has ended with an error; empty where none has."""
+    for name, container in _beside(sandbox).items():
+        if why := await container.failure():
+            return f"service {name}: {why}"
+    return ""
+
+
+def _beside(sandbox: Sandbox) -> Mapping[str, CliContainer]:
+    container = sandbox.container if isinstance(sandbox, CliSandbox) else None
+    return container.beside if isinstance(container, CliContainer) else {}
