@@ -86,6 +86,8 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
     console = console or TerminalConsole(file=sys.stderr)
+    tags = {tag: env.demonstrated for tag, env in config.custom_envs.items()}
+    config = config.model_copy(update={"custom_envs": tags})
     description = _describe(config)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
     parent = cache_folder() / "policies"

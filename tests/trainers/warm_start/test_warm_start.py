@@ -132,11 +132,20 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own() -> None:
         "warm_start.demonstrator=random",
         "warm_start.pieces=['a+']",
         "custom_envs.FrozenLake.env_config.p=0.6",
+        "custom_envs.FrozenLake.demonstration_config={p: 0.6, detours: 1.0}",
         "custom_envs.FrozenLake.agent_template='Look: {observation}'",
         "sequence_length=400",
     ]
     folders = {prepare(small_config(FEW, each))[0] for each in (FEW, *overrides)}
     assert len(folders) == 1 + len(overrides)
+
+
+def test_demonstrations_are_played_with_their_own_arguments() -> None:
+    config = small_config(FEW, "custom_envs.FrozenLake.demonstration_config={p: 0.5}")
+    recorded = json.loads((prepare(config)[0] / RECORD).read_text())["demonstrator"]["tags"]
+    played, trained = recorded["FrozenLake"]["env_config"], config.custom_envs["FrozenLake"].env_config
+    assert played == {**trained, "p": 0.5} != trained
+    assert recorded["SimpleSokoban"]["env_config"] == config.custom_envs["SimpleSokoban"].env_config
 
 
 def test_what_does_not_concern_the_policy_leaves_it_where_it_is() -> None:
