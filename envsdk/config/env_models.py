@@ -181,6 +181,8 @@ class CustomEnv(Section):
     """Arguments of the environment's constructor."""
     demonstration_config: dict[str, Any] = Field(default_factory=dict)
     """Those that differ in the demonstrations of `warm_start`."""
+    demonstration_weight: PositiveInt = 1
+    """How many demonstrations there are of each of its groups, compared with other tags."""
     max_steps: PositiveInt | None = None
     """Turns before the episode is truncated; the environment's own limit when absent."""
     turn_curriculum: TurnCurriculumArgs | None = None

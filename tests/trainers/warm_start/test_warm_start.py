@@ -140,9 +140,12 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own() -> None:
     assert len(folders) == 1 + len(overrides)
 
 
-def test_demonstrations_are_played_with_their_own_arguments() -> None:
-    config = small_config(FEW, "custom_envs.FrozenLake.demonstration_config={p: 0.5}")
-    recorded = json.loads((prepare(config)[0] / RECORD).read_text())["demonstrator"]["tags"]
+def test_demonstrations_have_arguments_and_shares_of_their_own() -> None:
+    lake = "custom_envs.FrozenLake.demonstration"
+    config = small_config("warm_start.num_episodes=8", f"{lake}_config={{p: 0.5}}", f"{lake}_weight=3")
+    record = json.loads((prepare(config)[0] / RECORD).read_text())
+    assert record["episodes"] == {"FrozenLake": 6, "SimpleSokoban": 2}
+    recorded = record["demonstrator"]["tags"]
     played, trained = recorded["FrozenLake"]["env_config"], config.custom_envs["FrozenLake"].env_config
     assert played == {**trained, "p": 0.5} != trained
     assert recorded["SimpleSokoban"]["env_config"] == config.custom_envs["SimpleSokoban"].env_config
