@@ -25,8 +25,9 @@ SMALL = ["warm_start={num_episodes: 24, hidden_size: 32, num_layers: 1}"]
 
 
 def recipe(seed: int, *, is_small: bool) -> RunConfig:
-    """The quickstart's run file, with this seed."""
-    return load_config(RECIPE, [f"seed={seed}", *(SMALL if is_small else [])]).config
+    """The quickstart's run file, with this seed and a policy that has more to learn."""
+    overrides = [f"seed={seed}", "warm_start.epsilon=0.3", *(SMALL if is_small else [])]
+    return load_config(RECIPE, overrides).config
 
 
 def success(config: RunConfig, engine: envsdk.LocalEngine, num_episodes: int) -> float:

@@ -32,6 +32,8 @@ class FrozenLakeArguments(GridArguments):
     """Put the goal on any cell rather than in the bottom right corner."""
     min_distance: int = 2
     """Steps from start to goal, at least; at most `size`, one less if that is odd."""
+    detours: float = 0.0
+    """Share of the maps that have to be ones whose holes make the shortest way longer."""
 
 
 class FrozenLakeEnv(GridEnv):
@@ -59,7 +61,7 @@ class FrozenLakeEnv(GridEnv):
     @keywords_of(FrozenLakeArguments)
     def __init__(self, args: FrozenLakeArguments) -> None:
         size, max_steps = args.size, args.max_steps
-        for name, value in {"p": args.p, "success_rate": args.success_rate}.items():
+        for name, value in {"p": args.p, "success_rate": args.success_rate, "detours": args.detours}.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name}: must be a probability, not {value}")
         if max_steps < 2 * (size - 1):
@@ -92,6 +94,7 @@ class FrozenLakeEnv(GridEnv):
             max_distance=args.max_steps,
             random_start=args.random_start,
             random_goal=args.random_goal,
+            detours=args.detours,
         )
         return lake, lake.start
 

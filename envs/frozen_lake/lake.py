@@ -34,8 +34,10 @@ def generate_lake(
     min_distance: int = 1,
     random_start: bool = False,
     random_goal: bool = False,
+    detours: float = 0.0,
 ) -> Lake:
-    """Draw a map whose shortest way from start to goal is within the two distances.
+    """Draw a map whose shortest way from start to goal is within the two distances; with probability
+    `detours`, one that holes make longer.
 
     Draws as `gymnasium.envs.toy_text.frozen_lake.generate_random_map` does: a fixed start and goal give
     the same map for the same seed. If no map of many draws can be crossed, a way is carved into the last one.
@@ -46,6 +48,7 @@ def generate_lake(
     everywhere = cells(size)
     start, goal = everywhere[0], everywhere[-1]
     ice: frozenset[int] = frozenset()
+    is_detour = bool(detours) and rng.random() < detours
     for _ in range(_MAX_DRAWS):
         draws = rng.random(size * size).tolist()
         if random_start or random_goal:
@@ -54,7 +57,8 @@ def generate_lake(
             start,
             goal,
         }
-        if min_distance <= _distance(ice, start, goal, size) <= max_distance:
+        least = max(min_distance, _apart(start, goal, size) + 1 if is_detour else 0)
+        if least <= _distance(ice, start, goal, size) <= max_distance:
             return Lake(size=size, ice=ice, start=start, goal=goal)
     return Lake(size=size, ice=ice | _carve(rng, start, goal, size), start=start, goal=goal)
 
@@ -91,17 +95,18 @@ def _draw_ends(
         return candidates[int(rng.random() * len(candidates))]
 
     def far_from(cell: int) -> list[int]:
-        row, column = divmod(cell, size + 1)
-        return [
-            there
-            for there in everywhere
-            if abs(there // (size + 1) - row) + abs(there % (size + 1) - column) >= min_distance
-        ]
+        return [there for there in everywhere if _apart(cell, there, size) >= min_distance]
 
     if not random_start:
         return everywhere[0], draw(far_from(everywhere[0]))
     goal = draw(everywhere) if random_goal else everywhere[-1]
     return draw(far_from(goal)), goal
+
+
+def _apart(here: int, there: int, size: int) -> int:
+    """Steps of the shortest way, were there no holes."""
+    (row, column), (to_row, to_column) = divmod(here, size + 1), divmod(there, size + 1)
+    return abs(to_row - row) + abs(to_column - column)
 
 
 def _distance(ice: frozenset[int], start: int, goal: int, size: int) -> int:

@@ -290,10 +290,12 @@ def _tags(config: RunConfig) -> Iterator[Problem]:
         path: KeyPath = ("custom_envs", tag)
         yield from _templates(path, env)
         yield from _environment(path, env)
+        if env.demonstration_config:
+            yield from _environment(path, env.demonstrated, "demonstration_config")
         yield from player_problems(path, env, config.opponents)
 
 
-def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
+def _environment(path: KeyPath, env: CustomEnv, arguments: str = "env_config") -> Iterator[Problem]:
     try:
         spec = plugins.environment_spec(env.env_type)
         if registry.missing(spec):
@@ -303,20 +305,19 @@ def _environment(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
         yield Problem((*path, "env_type"), str(error))
         return
     known = plugins.argument_names(constructor)
+    called = f"arguments of {env.env_type}"
     unknown = [] if known is None else [key for key in env.env_config if key not in known]
-    for key in unknown:
-        hint = suggest(key, known or (), known=f"arguments of {env.env_type}")
-        yield Problem((*path, "env_config", key), f"unknown key; {hint}")
-    wrong = {} if unknown else registry.wrong_types(constructor, env.env_config)
+    wrong = {key: f"unknown key; {suggest(key, known or (), known=called)}" for key in unknown}
+    wrong = wrong or registry.wrong_types(constructor, env.env_config)
     for key, problem in wrong.items():
-        yield Problem((*path, "env_config", key), problem)
-    if unknown or wrong or (env.isolation or spec.isolation) != Isolation.INLINE:
+        yield Problem((*path, arguments, key), problem)
+    if wrong or (env.isolation or spec.isolation) != Isolation.INLINE:
         return
     # An inline environment is cheap to build, and knows best what its arguments may be.
     try:
         made = registry.make(spec, **env.env_config)
     except (ConfigurationError, TypeError) as error:
-        yield Problem((*path, "env_config"), str(error))
+        yield Problem((*path, arguments), str(error))
         return
     made.close()
     try:

@@ -179,6 +179,10 @@ class CustomEnv(Section):
     """Registered environment id; `envsdk envs` lists them."""
     env_config: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's constructor."""
+    demonstration_config: dict[str, Any] = Field(default_factory=dict)
+    """Those that differ in the demonstrations of `warm_start`."""
+    demonstration_weight: PositiveInt = 1
+    """How many demonstrations there are of each of its groups, compared with other tags."""
     max_steps: PositiveInt | None = None
     """Turns before the episode is truncated; the environment's own limit when absent."""
     turn_curriculum: TurnCurriculumArgs | None = None
@@ -239,6 +243,11 @@ class CustomEnv(Section):
                 f"players need context: append, not {self.context}: each one is shown its own turns"
             )
         return self
+
+    @property
+    def demonstrated(self) -> Self:
+        """The tag as demonstrations of the warm start play it."""
+        return self.model_copy(update={"env_config": {**self.env_config, **self.demonstration_config}})
 
     @property
     def player_names(self) -> list[str]:

@@ -79,6 +79,17 @@ def rows_of(lake: Lake) -> list[str]:
     return ["".join(letter(row * stride + column) for column in range(lake.size)) for row in range(lake.size)]
 
 
+def length_of_way(lake: Lake) -> int:
+    """Steps of the best moves from start to goal."""
+    best, around = best_moves(lake, 1.0), neighbors(lake.size)
+    cell, steps = lake.start, 0
+    while cell != lake.goal:
+        cell = around[cell][best[cell]]
+        assert cell in lake.ice
+        steps += 1
+    return steps
+
+
 @given(size=sizes, p=st.floats(0.7, 1.0), seed=seeds)
 def test_a_lake_with_fixed_ends_is_the_map_that_gymnasium_draws(size, p, seed):
     env = FrozenLakeEnv(size=size, p=p, max_steps=size * size, legend=False)
@@ -108,13 +119,27 @@ def test_every_lake_can_be_crossed_within_the_distances_asked_for(
         random_start=random_start,
         random_goal=random_goal,
     )
-    best, around = best_moves(lake, 1.0), neighbors(size)
-    cell, steps = lake.start, 0
-    while cell != lake.goal:
-        cell = around[cell][best[cell]]
-        assert cell in lake.ice
-        steps += 1
-    assert min_distance <= steps <= 2 * (size - 1)
+    assert min_distance <= length_of_way(lake) <= 2 * (size - 1)
+
+
+@given(size=st.integers(4, 7), p=st.floats(0.5, 0.9), seed=seeds)
+def test_a_detour_is_longer_than_the_way_without_holes(size, p, seed):
+    def draw(**kwargs: float) -> tuple[Lake, int]:
+        lake = generate_lake(
+            np.random.default_rng(seed),
+            size=size,
+            p=p,
+            max_distance=size * size,
+            random_start=True,
+            random_goal=True,
+            **kwargs,
+        )
+        (row, column), (to_row, to_column) = divmod(lake.start, size + 1), divmod(lake.goal, size + 1)
+        return lake, abs(row - to_row) + abs(column - to_column)
+
+    lake, straight = draw(detours=1.0)
+    assert length_of_way(lake) > straight
+    assert draw(detours=0.0) == draw()
 
 
 @given(size=sizes, seed=seeds, success_rate=probabilities, is_slippery=st.booleans())
@@ -232,6 +257,7 @@ def test_step_before_reset_says_so():
         ({"size": 1}, "size: must be at least 2"),
         ({"p": 1.5}, "p: must be a probability"),
         ({"success_rate": -0.1}, "success_rate: must be a probability"),
+        ({"detours": 1.1}, "detours: must be a probability"),
         ({"size": 8, "max_steps": 13}, "max_steps: crossing takes at least 14"),
         ({"size": 5, "min_distance": 5}, "min_distance: must be from 1 to 4"),
         ({"symbols": {"lava": "~"}}, "symbols: unknown .*lava"),

@@ -86,6 +86,7 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
     first prompt is longer than `sequence_length`, and StorageError when the cache cannot be written.
     """
     console = console or TerminalConsole(file=sys.stderr)
+    config = _as_demonstrated(config)
     description = _describe(config)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
     parent = cache_folder() / "policies"
@@ -101,6 +102,15 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
         if not (folder / RECORD).is_file():
             _make(config, description, folder, console, device)
     return folder
+
+
+def _as_demonstrated(config: RunConfig) -> RunConfig:
+    """The configuration whose training is the demonstrations."""
+    tags = {tag: env.demonstrated for tag, env in config.custom_envs.items()}
+    groups = config.train_env_manager.groups_per_tag
+    partition = [number * tags[tag].demonstration_weight for tag, number in groups.items()]
+    manager = config.train_env_manager.model_copy(update={"num_groups_partition": partition})
+    return config.model_copy(update={"custom_envs": tags, "train_env_manager": manager})
 
 
 def demonstrations_of(

@@ -41,6 +41,8 @@ BAD: list[tuple[str, Any, str, list[str]]] = [
     ("max_new_tokens", 3, "max_new_tokens", ["`actor_infer.generating_args.max_new_tokens`"]),
     ("zzz", 3, "zzz", ["unknown key", "known keys: actor_infer"]),
     (f"{LAKE}.env_config.sise", 3, f"{LAKE}.env_config.sise", ["unknown key", "`size`"]),
+    (f"{LAKE}.demonstration_config.sise", 3, f"{LAKE}.demonstration_config.sise", ["unknown key", "`size`"]),
+    (f"{LAKE}.demonstration_config.size", 1, f"{LAKE}.demonstration_config.size", ["at least 2"]),
     (f"{LAKE}.env_config.size", 1, f"{LAKE}.env_config.size", ["at least 2"]),
     (f"{LAKE}.env_config.size", "big", f"{LAKE}.env_config.size", ["must be a whole number, not 'big'"]),
     (f"{LAKE}.env_config.is_slippery", "no", f"{LAKE}.env_config.is_slippery", ["true or false"]),

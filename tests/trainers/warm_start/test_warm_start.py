@@ -132,11 +132,23 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own() -> None:
         "warm_start.demonstrator=random",
         "warm_start.pieces=['a+']",
         "custom_envs.FrozenLake.env_config.p=0.6",
+        "custom_envs.FrozenLake.demonstration_config={p: 0.6, detours: 1.0}",
         "custom_envs.FrozenLake.agent_template='Look: {observation}'",
         "sequence_length=400",
     ]
     folders = {prepare(small_config(FEW, each))[0] for each in (FEW, *overrides)}
     assert len(folders) == 1 + len(overrides)
+
+
+def test_demonstrations_have_arguments_and_shares_of_their_own() -> None:
+    lake = "custom_envs.FrozenLake.demonstration"
+    config = small_config("warm_start.num_episodes=8", f"{lake}_config={{p: 0.5}}", f"{lake}_weight=3")
+    record = json.loads((prepare(config)[0] / RECORD).read_text())
+    assert record["episodes"] == {"FrozenLake": 6, "SimpleSokoban": 2}
+    recorded = record["demonstrator"]["tags"]
+    played, trained = recorded["FrozenLake"]["env_config"], config.custom_envs["FrozenLake"].env_config
+    assert played == {**trained, "detours": 0.5, "p": 0.5}
+    assert recorded["SimpleSokoban"]["env_config"] == config.custom_envs["SimpleSokoban"].env_config
 
 
 def test_what_does_not_concern_the_policy_leaves_it_where_it_is() -> None:
