@@ -16,7 +16,7 @@ MB = 2**20
 def _as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()
     yield
-    gc.unfreeze()
+    gc.freeze()  # as after the collection of tests: later searches leave out what they imported
     gc.set_threshold(*thresholds)
 
 
