@@ -47,19 +47,21 @@ async def start_with_services(
     assert box.compose is not None
     compose, folder = read_compose(box.compose, box.config, variables), box.compose.parent
 
+    def given(pairs: Mapping[str, str | None]) -> dict[str, str]:
+        values = {name: variables.get(name) if text is None else text for name, text in pairs.items()}
+        return {name: text for name, text in values.items() if text is not None}
+
     def fitted(image: Image, service: Service) -> Image:
-        given = {
-            name: variables.get(name) if text is None else text for name, text in service.environment.items()
-        }
         shown = (each for each in service.binds.items() if not each[1].startswith("/"))  # without main's logs
         binds = {inside: (folder / source).resolve() for inside, source in shown}
         hosts = {"/etc/hosts": _hosts(compose)} if compose.needs_engine else {}
-        env = {name: text for name, text in given.items() if text is not None}
-        return replace(image, env=env, binds={**binds, **hosts}, volumes=service.volumes)
+        return replace(
+            image, env=given(service.environment), binds={**binds, **hosts}, volumes=service.volumes
+        )
 
     async def made(service: Service) -> Image:
-        if service.build is not None:
-            build = {**service.build, "context": folder / service.build["context"]}
+        if (build := service.build) is not None:
+            build = {**build, "context": folder / build["context"], "args": given(build["args"])}
             return await build_image(backend, **build, timeout_s=box.config.build_timeout_sec)
         return image if service.image == MAIN_IMAGE else await named_image(backend, service.image)
 

@@ -342,6 +342,3 @@ def _unknown(value: Any, path: str) -> Iterator[str]:
     elif isinstance(value, list):
         for number, each in enumerate(value):
             yield from _unknown(each, f"{path}[{number}]")
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _unknown(each, f"{path}.{name}")

@@ -61,7 +61,7 @@ services:
       interval: 500ms
       retries: 60
   store:
-    build: {context: ./store, args: {PORT: "8080"}}
+    build: {context: ./store, args: [PORT=8080, SECOND]}
     environment: [FIRST=a, SECOND]
     env_file: store/more.env
     expose: [8080]
@@ -84,6 +84,8 @@ WORKDIR /app
     "environment/store/Dockerfile": f"""\
 FROM {IMAGE}
 ARG PORT=1
+ARG SECOND=none
+RUN [ $SECOND = b ]
 ENV PORT=$PORT
 COPY *.py /
 CMD exec python /store.py $PORT
