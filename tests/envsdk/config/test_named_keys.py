@@ -97,8 +97,10 @@ def definitions() -> frozenset[str]:
 
 @cache
 def identifiers() -> frozenset[str]:
-    """All words of the code itself, docstrings and comments left out."""
+    """All words of the code itself, docstrings and comments left out, and of its data."""
     found = set(definitions())
+    for file in (ROOT / "envsdk").rglob("*.toml"):
+        found |= set(SNAKE.findall(file.read_text()))
     for tree in product().values():
         for node in ast.walk(tree):
             for name in ("id", "attr", "arg", "name"):
