@@ -97,8 +97,10 @@ def definitions() -> frozenset[str]:
 
 @cache
 def identifiers() -> frozenset[str]:
-    """All words of the code itself, docstrings and comments left out."""
+    """All words of the code itself and of the engines' tables, docstrings and comments left out."""
     found = set(definitions())
+    for table in (ROOT / "envsdk" / "engines").rglob("*.toml"):
+        found |= set(SNAKE.findall(table.read_text()))
     for tree in product().values():
         for node in ast.walk(tree):
             for name in ("id", "attr", "arg", "name"):
