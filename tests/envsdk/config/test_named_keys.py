@@ -97,17 +97,10 @@ def definitions() -> frozenset[str]:
 
 @cache
 def identifiers() -> frozenset[str]:
-<<<<<<< HEAD
     """All words of the code itself, docstrings and comments left out, and of its data."""
     found = set(definitions())
     for file in (ROOT / "envsdk").rglob("*.toml"):
         found |= set(SNAKE.findall(file.read_text()))
-=======
-    """All words of the code itself and of the engines' tables, docstrings and comments left out."""
-    found = set(definitions())
-    for table in (ROOT / "envsdk" / "engines").rglob("*.toml"):
-        found |= set(SNAKE.findall(table.read_text()))
->>>>>>> lines
     for tree in product().values():
         for node in ast.walk(tree):
             for name in ("id", "attr", "arg", "name"):
