@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
+from envsdk.envs.webshop.analyzer import tokens
 from envsdk.envs.webshop.env import WebShopEnv
 from envsdk.envs.webshop.generate import generated_store, write_catalogue
-from envsdk.envs.webshop.index import tokens
 from envsdk.envs.webshop.oracle import plain_query
 from envsdk.envs.webshop.pages import MODES, Mode
 from envsdk.envs.webshop.store import Store

@@ -268,7 +268,7 @@ class _Build:
         self._save_state()
 
     def _add(self, batch: Sequence[tuple[int, Any]], files: ProductFiles) -> None:
-        from envsdk.envs.webshop.index import tokens
+        from envsdk.envs.webshop.analyzer import tokens
 
         loaded: list[Product] = []
         for number, raw in batch:

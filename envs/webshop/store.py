@@ -97,7 +97,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        from envsdk.envs.webshop.index import tokens
+        from envsdk.envs.webshop.analyzer import tokens
 
         self._tokens = tokens
         self.folder = folder

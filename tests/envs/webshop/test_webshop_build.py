@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.envs.webshop import builder, columns, goal_files, index_builder, json_stream
-from envsdk.envs.webshop import index as index_module
+from envsdk.envs.webshop import analyzer, builder, columns, goal_files, index_builder, json_stream
 from envsdk.envs.webshop.build import main
 from envsdk.envs.webshop.builder import BuildOptions, build
 from envsdk.envs.webshop.generate import generate, generated_store, write_catalogue
@@ -264,7 +263,7 @@ def test_memory_of_a_build_does_not_grow_with_the_products(tmp_path, monkeypatch
         *((module, "PIECE", 128) for module in (columns, goal_files, builder)),
         *((builder, "_SAVE_EVERY", 50), (builder, "_BATCH", 10), (json_stream, "_CHUNK", 1 << 12)),
         *((index_builder, "_RUN_POSTINGS", 2000), (index_builder, "_MERGED_POSTINGS", 2000)),
-        *((index_builder, "_MAX_HASHES", 100), (index_module, "_MAX_TERMS", 100)),
+        *((index_builder, "_MAX_HASHES", 100), (analyzer, "_MAX_TERMS", 100)),
         *((goal_files, "_BLOCK", 512), (goal_files, "_SETS", 16)),
     ):
         monkeypatch.setattr(module, name, size)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.envs.webshop.index import K1, RANKS, B, Index, lucene_length, stem, tokens
+from envsdk.envs.webshop.analyzer import stem, tokens
+from envsdk.envs.webshop.index import K1, RANKS, B, Index, lucene_length
 from envsdk.envs.webshop.index_builder import IndexBuilder
 from envsdk.envs.webshop.reward import THRESHOLD, color_of, color_of_pair, is_alike
 
