@@ -20,7 +20,8 @@ def name(requirement):
 asked = requires("envsdk")
 always = {name(each) for each in asked if "extra ==" not in each}
 needed = {name(each) for each in asked} - always
-modules = {module for module, of in packages_distributions().items() if {each.lower() for each in of} & needed}
+found = packages_distributions().items()
+modules = {module for module, of in found if {each.lower() for each in of} & needed}
 modules -= {"envsdk", *sys.stdlib_module_names}
 assert {"torch", "ray", "Stemmer", "jsonschema"} <= modules
 

@@ -211,7 +211,8 @@ def test_padding_on_the_right_changes_nothing(samples, args, padding) -> None:
         for sample in samples
     ]
     for one, other in zip(token_advantages(args, samples), token_advantages(args, wider), strict=True):
-        np.testing.assert_array_equal(one.advantages, other.advantages[:-padding])
+        # A group's mean may be rounded otherwise: with equal rewards that is all there is.
+        np.testing.assert_allclose(one.advantages, other.advantages[:-padding], rtol=1e-5, atol=1e-9)
         assert not other.advantages[-padding:].any()
 
 
