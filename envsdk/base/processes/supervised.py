@@ -13,6 +13,8 @@ environment in a process of its own, where this ends only one episode.
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -21,15 +23,18 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, Generic, TypeVar
+from types import FrameType
+from typing import Any, Generic, NoReturn, TypeVar
 
 from envsdk.base.display.terminal import say
 from envsdk.base.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes, turns_in
-from envsdk.base.processes.interrupts import ignore_ctrl_c
+from envsdk.base.processes.interrupts import ThreadInterrupted, ignore_ctrl_c
 from envsdk.base.processes.process_tree import die_with_parent, kill_tree
 from envsdk.contracts.failures import EnvsdkError
 
 Event = TypeVar("Event")
+CLOSE_S = 5.0
+"""How long processes may close their environments when they are asked to end."""
 
 
 class Share(ABC, Generic[Event]):
@@ -94,6 +99,10 @@ class _Player(Generic[Event]):
         self.process.join()
         return self.process.exitcode
 
+    def ask_to_end(self) -> None:
+        if self.process.pid is not None and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGTERM)
+
     def end(self) -> None:
         if self.process.pid is not None and self.process.is_alive():
             kill_tree(self.process.pid)
@@ -109,7 +118,8 @@ def play_supervised(
     """Play all shares, each in a process, and call `on_event` with their events, in order for each share.
 
     `on_turns` is called now and then with the number of turns that the present processes have played.
-    Errors of a share or of `on_event` are raised; Ctrl-C ends it at once. All processes have ended on return.
+    Errors of a share or of `on_event` are raised. After these and Ctrl-C, processes have `CLOSE_S` to close
+    their environments; a second Ctrl-C ends them at once. All processes have ended on return.
     """
     players: dict[Any, _Player[Event]] = {}
 
@@ -149,19 +159,34 @@ def play_supervised(
                 if late := player.late():
                     replace(player, f"{late}, and nothing can end it where it runs")
     finally:
-        for player in players.values():
-            player.end()
+        try:
+            for player in players.values():
+                player.ask_to_end()
+            until = time.monotonic() + CLOSE_S
+            for player in players.values():
+                player.process.join(max(0.0, until - time.monotonic()))
+        finally:
+            for player in players.values():
+                player.end()
 
 
 def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
     """Body of a process."""
     ignore_ctrl_c()
+    signal.signal(signal.SIGTERM, _end)
     die_with_parent()
     CALLS.share(memoryview(calls).cast("B").cast("d"))
     try:
         share.play(pipe.send)
         pipe.send(None)
+    except ThreadInterrupted:
+        pass  # the supervisor asked for it
     except EnvsdkError as error:
         pipe.send(error)
     except Exception:  # noqa: BLE001 - boundary: the supervisor raises it
         pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave `play`, whose event loop closes the environments."""
+    raise ThreadInterrupted
