@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from envsdk.base.store.cache import cache_folder
 from envsdk.envs.terminal.harbor.compose import HEALTHY, MAIN_IMAGE, Compose, Service, read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Healthcheck
 from envsdk.envs.terminal.harbor.folder import Box
-from envsdk.rewards.sandbox import ExecEnd, Image, Limits, Sandbox, SandboxBackend
+from envsdk.rewards.sandbox import ExecEnd, Image, Limits, Sandbox, SandboxBackend, SandboxError
 from envsdk.rewards.sandbox.containers import CliContainer, CliSandbox, ContainerBackend
 from envsdk.rewards.sandbox.images import build_image, named_image
 from envsdk.rewards.sandbox.remote import Shell
@@ -78,7 +78,10 @@ async def start_with_services(
                     await _await_health(sandbox, other, compose)
             assert isinstance(backend, ContainerBackend)
             assert isinstance(sandbox, CliSandbox)
-            await backend.start_beside(sandbox, name, images[name], *_call(service, folder))
+            try:
+                await backend.start_beside(sandbox, name, images[name], *_call(service, folder))
+            except SandboxError as error:
+                raise type(error)(f"service {name}: {error}") from error
         for name in compose.services:
             await _await_health(sandbox, name, compose)
     except BaseException:
@@ -101,10 +104,22 @@ def _call(service: Service, folder: Path) -> tuple[list[str], list[str]]:
     """Options of `run`, and what is run; nothing where the image says it."""
     said = {"user": service.user, "workdir": service.working_dir}
     options = [f"--{name}={value}" for name, value in said.items() if value]
-    options += [f"--env-file={folder / path}" for path in service.env_file]
+    lines = (line for path in service.env_file for line in assignments(folder / path))
+    options += [f"--env={line}" for line in lines if line.partition("=")[0] not in service.environment]
     program, *words = service.entrypoint or [""]
     options += [f"--entrypoint={program}"] if service.entrypoint is not None else []
     return options, [*words, *(service.command or ())]
+
+
+def assignments(file: Path) -> Iterator[str]:
+    """NAME=VALUE of each line, without quotes, comments and `export`, which `--env-file` keeps."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            words = [line.strip()]
+        if "=" in (text := " ".join(words[words[:1] == ["export"] :])):
+            yield text
 
 
 async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:

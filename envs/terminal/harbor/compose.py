@@ -20,12 +20,14 @@ from envsdk.envs.terminal.harbor.config import MAIN, Environment, Healthcheck
 MAIN_IMAGE = "the-image-of-main"
 """What `${MAIN_IMAGE_NAME}` means."""
 HEALTHY = "service_healthy"
+_UNREADABLE = OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, yaml.YAMLError
 _WITHOUT_EFFECT = {
     *("version", "name", "networks", "ports", "expose", "container_name", "hostname", "restart", "init"),
     *("deploy", "cpus", "mem_limit", "labels", "logging", "platform", "pull_policy", "stdin_open", "tty"),
 }
 """Services have one network and the task's limits here, and none starts again."""
 _OF_MAIN = {"environment", "depends_on", "volumes", "working_dir"}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
 _IDLE = re.compile(r"((/bin/)?(ba)?sh -c )?(sleep infinity|tail -f /dev/null)")
 _LOGS = {"VERIFIER_LOGS": "/logs/verifier", "AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts"}
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{(\w+)(?::?-([^${}]*)|:?\?[^${}]*)?\})")
@@ -87,8 +89,16 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
         raw = {name: dict(said or {}) for name, said in document.pop("services").items()}
         raw = {name: {key: said[key] for key in said if said[key] is not None} for name, said in raw.items()}
         named = dict(document.pop("volumes", None) or {})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-        why = f"services: are no services by name: {' '.join(str(error).split())}"
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
+        why = f"services: cannot be read as services by name ({' '.join(str(error).split())})"
         return Compose(main=Service(), services={}, problems=[why], without_effect=[])
     keys = [("", key, None, key) for key in document if not str(key).startswith("x-")]
     keys += [(name, key, raw[name][key], f"services.{name}.{key}") for name in raw for key in raw[name]]
@@ -99,6 +109,8 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
     ]
     imageless = (name for name in raw if name != MAIN and not raw[name].keys() & {"image", "build"})
     problems += [f"services.{name}.image: is missing, and `build` too" for name in imageless]
+    odd = (name for name in raw if not _NAME.fullmatch(str(name)) or name == "localhost")
+    problems += [f"services.{name!r}: is no name: 1 to 63 letters, digits, `_`, `-`, `.`" for name in odd]
     given: dict[str, dict[str, Any]] = {name: {} for name in raw}
     for name, key, value, where in keys:
         try:
@@ -182,6 +194,8 @@ def _items(said: Mapping[str, Any], key: str) -> Iterable[Any]:
 
 
 def _words(said: Any) -> list[str] | None:
+    if isinstance(said, dict):
+        raise ValueError
     return shlex.split(said) if isinstance(said, str) else said and [str(word) for word in said]
 
 

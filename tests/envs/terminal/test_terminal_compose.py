@@ -16,6 +16,7 @@ from envsdk.envs.terminal.harbor.compose import MAIN_IMAGE, Compose, read_compos
 from envsdk.envs.terminal.harbor.config import Environment, Healthcheck
 from envsdk.envs.terminal.harbor.folder import read_folder
 from envsdk.envs.terminal.harbor.support import refusals, remarks
+from envsdk.envs.terminal.services import assignments
 
 CONFIG = Environment(cpus=2, memory_mb=512)
 
@@ -132,7 +133,10 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
         ({"main": {"image": "other"}}, "services.main.image: is not supported here"),
         ({"main": {"command": "service db start"}}, "services.main.command: is not supported here"),
         ({"main": {"user": "me"}}, "services.main.user: is not supported here"),
-        ([], "services: are no services by name: "),
+        ({"a b": {"image": "x"}}, "services.'a b': is no name: "),
+        ({"localhost": {"image": "x"}}, "services.'localhost': is no name: "),
+        ({"db": {"image": "x", "command": {"a": 1}}}, "services.db.command: {"),
+        ([], "services: cannot be read as services by name ("),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_file_and_key(
@@ -202,3 +206,16 @@ def test_services_come_after_those_that_they_depend_on(
     assert all(
         names.index(other) < names.index(name) for name in names for other in services[name]["depends_on"]
     )
+
+
+def test_the_lines_of_an_env_file_are_values_without_quotes_comments_and_export(tmp_path: Path) -> None:
+    lines = ["A=1", "B='q'", 'C="d q"', "D=x # c", "export E=5", "# F=6", "", "G=a=b", "H=it's", "I=a b"]
+    (tmp_path / "env").write_text("\n".join(lines))
+    expected = ["A=1", "B=q", "C=d q", "D=x", "E=5", "G=a=b", "H=it's", "I=a b"]
+    assert list(assignments(tmp_path / "env")) == expected
+
+
+def test_a_document_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    (folder / "docker-compose.yaml").write_text("services: &s {main: {}, a: *s}")
+    assert "cannot be read" in read_compose(folder / "docker-compose.yaml", Environment()).problems[0]

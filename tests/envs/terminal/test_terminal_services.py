@@ -92,7 +92,7 @@ CMD exec python /store.py $PORT
 """,
     "environment/store/store.py": STORE,
     "environment/store/ask.py": ASK,
-    "environment/store/more.env": "THIRD=c\n",
+    "environment/store/more.env": "export THIRD='c'  # quoted\n",
     "environment/pages/index.html": "front page",
     "task.toml": """\
 [environment.env]
