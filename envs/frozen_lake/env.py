@@ -33,7 +33,7 @@ class FrozenLakeArguments(GridArguments):
     min_distance: int = 2
     """Steps from start to goal, at least; at most `size`, one less if that is odd."""
     detours: float = 0.0
-    """Share of the maps that have to be ones whose holes make the shortest way longer, if any can be drawn."""
+    """Share of the maps whose holes have to make the shortest way longer, if any such map can be drawn."""
 
 
 class FrozenLakeEnv(GridEnv):
