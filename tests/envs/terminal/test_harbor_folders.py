@@ -132,7 +132,11 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
             {},
             "task.toml: verifier.collect.service: db",
         ),
-        ("", {"environment/docker-compose.yaml": ""}, "environment/docker-compose.yaml: services: cannot be read"),
+        (
+            "",
+            {"environment/docker-compose.yaml": ""},
+            "environment/docker-compose.yaml: services: cannot be read",
+        ),
         ("", {"trajectory.json": "{}"}, "trajectory.json: an agent's earlier conversation"),
         ("", {"tests/.harborignore": "x"}, ".harborignore: files to be left out"),
         ("[verifier.environment]\ngpus = 1", {}, "task.toml: verifier.environment.gpus: 1"),
