@@ -247,7 +247,9 @@ class CustomEnv(Section):
     @property
     def demonstrated(self) -> Self:
         """The tag as demonstrations of the warm start play it."""
-        return self.model_copy(update={"env_config": {**self.env_config, **self.demonstration_config}})
+        config = {**self.env_config, **self.demonstration_config}
+        limit = self.demonstration_config.get("max_steps", self.max_steps)
+        return self.model_copy(update={"env_config": config, "max_steps": limit})
 
     @property
     def player_names(self) -> list[str]:

@@ -140,6 +140,13 @@ def test_whatever_decides_the_policy_gives_it_a_folder_of_its_own() -> None:
     assert len(folders) == 1 + len(overrides)
 
 
+def test_demonstrations_may_be_longer_than_episodes_in_training() -> None:
+    longer = "custom_envs.FrozenLake.demonstration_config={size: 8, max_steps: 14}"
+    for overrides, limit in (([longer], 14), ([], 8)):
+        lake = load_config("agentic_async.yaml", overrides).config.custom_envs["FrozenLake"]
+        assert (lake.max_steps, lake.demonstrated.max_steps) == (8, limit)
+
+
 def test_demonstrations_have_arguments_and_shares_of_their_own() -> None:
     lake = "custom_envs.FrozenLake.demonstration"
     config = small_config("warm_start.num_episodes=8", f"{lake}_config={{p: 0.5}}", f"{lake}_weight=3")
