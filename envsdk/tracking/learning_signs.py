@@ -79,7 +79,7 @@ class LearningSigns:
         if _EQUAL not in known:
             return ""
         share = known[_EQUAL] if _teaches_by_groups(known) else 0.0
-        self._shares.append(min(share, 1.0))
+        self._shares.append(min(max(share, 0.0), 1.0))
         self._streak = self._streak + 1 if share == 1.0 else 0
         if self._streak < STREAK:
             return ""

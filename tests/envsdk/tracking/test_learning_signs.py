@@ -105,6 +105,7 @@ def test_a_policy_that_solves_nearly_everything_may_be_sure() -> None:
     "advantage/min", "advantage/max",
 ]), st.floats()), max_size=30))  # fmt: skip
 @example([{"rollout/zero_variance_groups_share": 1e308}] * 10)
+@example([{"rollout/zero_variance_groups_share": -1e308}] * 10)
 def test_any_metrics_can_be_read_and_each_sign_is_told_at_most_once(metrics: list[dict[str, float]]) -> None:
     signs = LearningSigns()
     found = [text for row in metrics for text in signs.step(row)]
