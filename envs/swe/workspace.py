@@ -79,7 +79,8 @@ class Workshop:
         `binds` are shown besides the task's own. With `validates` its first command first finds out, once,
         whether the task can be graded, and raises ConfigurationError for one that cannot.
         """
-        return Workspace(self, task, limits, files, validates=validates, binds=binds or {})
+        start = partial(self._start, task, limits, files, validates=validates, binds=binds or {})
+        return Workspace(task, files, LazySandbox(start))
 
     async def grade(self, task: Task, submitted: Submitted, *, strict: bool) -> Evaluation:
         """The verdict on a patch. The same patch of the same task is graded once, an empty one never.
@@ -114,18 +115,12 @@ class Workshop:
             known = await asyncio.to_thread(known_hidden_bits, task)
         return known
 
-    async def start(
-        self,
-        task: Task,
-        limits: Limits,
-        files: bytes | None,
-        *,
-        validates: bool,
-        binds: Mapping[str, Path],
+    async def _start(
+        self, task: Task, limits: Limits, files: bytes | None, *, validates: bool, binds: Mapping[str, Path]
     ) -> Sandbox:
         backend = await self._backends.probed()
-        if validates:
-            await self._demand_sound(task, backend)
+        if validates and (problem := await self._problem(task, backend)):
+            raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
         image = await prepare_image(task, backend)
         sandbox = await backend.start(replace(image, binds={**image.binds, **binds}), limits=limits)
         try:
@@ -138,10 +133,6 @@ class Workshop:
             await sandbox.close()
             raise
         return sandbox
-
-    async def _demand_sound(self, task: Task, backend: SandboxBackend) -> None:
-        if problem := await self._problem(task, backend):
-            raise ConfigurationError(f"{task.instance_id} cannot be used: {problem}")
 
     async def _problem(self, task: Task, backend: SandboxBackend) -> str:
         """What validating `task` finds, once; empty for a sound one."""
@@ -164,22 +155,9 @@ def _verdict_key(task: Task, patch: str, strict: bool) -> tuple[str, bytes, bool
 class Workspace:
     """The sandbox of one episode."""
 
-    def __init__(
-        self,
-        workshop: Workshop,
-        task: Task,
-        limits: Limits,
-        files: bytes | None,
-        *,
-        validates: bool,
-        binds: Mapping[str, Path],
-    ) -> None:
-        self._task = task
-        self._files = files
-        """To be put into the sandbox when it is started."""
-        self._sandbox = LazySandbox(
-            partial(workshop.start, task, limits, files, validates=validates, binds=binds)
-        )
+    def __init__(self, task: Task, files: bytes | None, sandbox: LazySandbox) -> None:
+        """`files` are put into the sandbox when it is started."""
+        self._task, self._files, self._sandbox = task, files, sandbox
 
     async def run(self, command: str, *, timeout_s: float, **how: Any) -> CommandResult:
         """Run a command in a new shell, as `Sandbox.exec`. Raises SandboxError when the sandbox fails."""

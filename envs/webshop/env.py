@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
 from envsdk.envs.webshop.oracle import best_options, find_query, next_action, plain_query
 from envsdk.envs.webshop.pages import Mode, render
 from envsdk.envs.webshop.replies import ActionFormat, format_reply, parse_reply
-from envsdk.envs.webshop.session import PAGE_SIZE, Page, Session, parse_action
+from envsdk.envs.webshop.session import PAGE_SIZE, TRIP, Page, Session, parse_action
 from envsdk.envs.webshop.store import Store, is_complete, open_store
 
 INVALID = "Invalid action."
@@ -140,17 +141,7 @@ class WebShopEnv(AnyTextSpaces, TextEnv):
         session, random_state = self._session, self.np_random.bit_generator.state
         if session is None:
             return None, random_state
-        trip = {
-            "page": session.page,
-            "keywords": session.keywords,
-            "number": session.number,
-            "results": tuple(session.results),
-            "product": session.product,
-            "options": dict(session.options),
-            "visited": session.visited,
-            "sub": session.sub,
-            "reward": session.reward,
-        }
+        trip = {name: copy(getattr(session, name)) for name in TRIP}
         return (self._number, self._turn, self._note, self._ended, self._success, trip), random_state
 
     def restore(self, snapshot: Any) -> str:
@@ -162,7 +153,7 @@ class WebShopEnv(AnyTextSpaces, TextEnv):
         self._turn, self._note, self._ended, self._success = turn, note, ended, success
         assert self._session is not None
         for name, value in trip.items():
-            setattr(self._session, name, dict(value) if name == "options" else value)
+            setattr(self._session, name, copy(value))
         return self._observation()
 
     def oracle(self) -> str:

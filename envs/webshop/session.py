@@ -216,6 +216,10 @@ class Session:
         return Outcome(is_valid=True, score=score)
 
 
+TRIP = ("page", "keywords", "number", "results", "product", "options", "visited", "sub", "reward")
+"""Fields of a session that change on a trip."""
+
+
 def parse_action(action: str) -> tuple[str, str] | None:
     """`("search", words)` or `("click", label)`, the argument in lower case; None for anything else.
 

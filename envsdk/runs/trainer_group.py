@@ -14,10 +14,11 @@ import hashlib
 import shutil
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import ray
@@ -55,6 +56,8 @@ from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 CLOSE_TIMEOUT_S = 5.0
 
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 Scores = list[NDArray[np.float32]]
 
 
@@ -235,6 +238,20 @@ class TrainerHost(FileServer):
         self._trainer.close()
 
 
+def _of_all(
+    method: Callable[Concatenate[TrainerHost, P], Answer | None],
+) -> Callable[Concatenate[TrainerGroup, P], Coroutine[Any, Any, Answer]]:
+    """The call of all ranks, with rank 0's answer."""
+
+    @wraps(method)
+    async def asked(group: TrainerGroup, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        assert not kwargs, "arguments of actors are told by position"
+        answer: Answer = await group.on_all(method.__name__, *map(ray.put, args))
+        return answer
+
+    return asked
+
+
 class TrainerGroup:
     """The actors of one trainer. Owner: the cluster; called from one event loop.
 
@@ -304,49 +321,16 @@ class TrainerGroup:
         ]
         await self._first_to_fail(starting)
 
-    async def train_step(self, batch: TrainBatch) -> dict[str, float]:
-        """Metrics of the step."""
-        metrics: dict[str, float] = await self.on_all("train_step", ray.put(batch))
-        return metrics
-
-    async def logprobs(
-        self,
-        sequences: Sequence[NDArray[np.int32]],
-        experts: Sequence[NDArray[np.int16] | None] = (),
-        supports: Sequence[Support | None] = (),
-    ) -> list[NDArray[np.float32]]:
-        told = [ray.put(each) for each in (experts, supports)] if experts or supports else []
-        scores: list[NDArray[np.float32]] = await self.on_all("logprobs", ray.put(sequences), *told)
-        return scores
-
-    async def score(self, sequences: Sequence[NDArray[np.int32]], num_top: int) -> list[TeacherScores]:
-        """Asked of a teacher's group."""
-        scores: list[TeacherScores] = await self.on_all("score", ray.put(sequences), num_top)
-        return scores
-
-    async def values(self, sequences: Sequence[NDArray[np.int32]]) -> list[NDArray[np.float32]]:
-        values: list[NDArray[np.float32]] = await self.on_all("values", ray.put(sequences))
-        return values
-
-    async def send_weights(self, transfer: WeightTransfer) -> TransferReport:
-        """Send the current weights to engines; every rank gives its part, rank 0 sends."""
-        report: TransferReport = await self.on_all("send_weights", transfer)
-        return report
-
-    async def give_weights(self, outlet: WeightOutlet) -> OutletReport:
-        """Give the current weights to `outlet` in rank 0's process; every rank gives its part."""
-        report: OutletReport = await self.on_all("give_weights", outlet)
-        return report
-
-    async def node_id(self) -> str:
-        """The node that rank 0 is on, which sends the weights."""
-        node: str = await self.on_all("node_id")
-        return node
-
-    async def card(self) -> str:
-        """UUID of the card that rank 0 sends the weights from; "" for main memory."""
-        card: str = await self.on_all("card")
-        return card
+    train_step = _of_all(TrainerHost.train_step)
+    logprobs = _of_all(TrainerHost.logprobs)
+    score = _of_all(TrainerHost.score)
+    values = _of_all(TrainerHost.values)
+    send_weights = _of_all(TrainerHost.send_weights)
+    give_weights = _of_all(TrainerHost.give_weights)
+    node_id = _of_all(TrainerHost.node_id)
+    card = _of_all(TrainerHost.card)
+    kernels = _of_all(TrainerHost.kernels)
+    has_adapter = _of_all(TrainerHost.has_adapter)
 
     async def nodes(self) -> set[str]:
         """The nodes of all ranks."""
@@ -356,16 +340,6 @@ class TrainerGroup:
     def key(self) -> str:
         """Its section of the configuration."""
         return self._spec.key
-
-    async def kernels(self) -> Mapping[str, str]:
-        """Kernels that the trainer took, in words, by what they compute."""
-        kernels: Mapping[str, str] = await self.on_all("kernels")
-        return kernels
-
-    async def has_adapter(self) -> bool:
-        """The trainer trains a LoRA adapter alone."""
-        found: bool = await self.on_all("has_adapter")
-        return found
 
     async def save(self, folder: Path) -> None:
         """Every rank writes its part into `folder`; what ranks wrote on other machines is brought here.

@@ -101,6 +101,24 @@ def finite_difference(
     return torch.tensor(slopes, dtype=torch.float64), torch.tensor(corners)
 
 
+def _drawn(**strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[[Any], None]]:
+    """Makes a test of a method that holds for all that is drawn."""
+
+    def decorate(holds: Callable[..., None]) -> Callable[[Any], None]:
+        def run(self: PolicyLossSuite) -> None:
+            @settings(max_examples=self.max_examples, deadline=None)
+            @given(**strategies)
+            def check(**drawn: Any) -> None:
+                holds(self, **drawn)
+
+            check()
+
+        run.__name__, run.__qualname__, run.__doc__ = holds.__name__, holds.__qualname__, holds.__doc__
+        return run
+
+    return decorate
+
+
 class PolicyLossSuite:
     """Tests for one policy loss under one setting. In a test file:
 
@@ -134,42 +152,8 @@ class PolicyLossSuite:
         own: PolicyLossArgs = self.loss.settings.model_validate(self.args.pg_args)
         return own
 
-    def test_gives_one_finite_number_per_token(self) -> None:
-        self._check(self._gives_one_finite_number_per_token, seed=seeds)
-
-    def test_its_gradient_is_that_of_finite_differences(self) -> None:
-        self._check(self._its_gradient_is_that_of_finite_differences, seed=seeds)
-
-    def test_the_order_of_sequences_changes_nothing(self) -> None:
-        self._check(self._the_order_of_sequences_changes_nothing, seed=seeds, order=st.permutations(range(4)))
-
-    def test_a_split_into_micro_batches_changes_nothing(self) -> None:
-        self._check(self._a_split_into_micro_batches_changes_nothing, seed=seeds, first=st.integers(1, 3))
-
-    def test_clipped_tokens_have_no_gradient(self) -> None:
-        self._check(self._clipped_tokens_have_no_gradient, seed=seeds)
-
-    def test_stays_finite_on_policies_that_have_nothing_in_common(self) -> None:
-        self._check(self._stays_finite_on_policies_that_have_nothing_in_common, seed=seeds)
-
-    def test_without_an_advantage_and_with_equal_policies_nothing_moves(self) -> None:
-        self._check(self._without_an_advantage_and_with_equal_policies_nothing_moves, seed=seeds)
-
-    def test_without_an_advantage_nothing_moves_unless_its_settings_say_so(self) -> None:
-        self._check(self._without_an_advantage_nothing_moves_unless_its_settings_say_so, seed=seeds)
-
-    def test_reads_no_policy_that_its_settings_do_not_name(self) -> None:
-        self._check(self._reads_no_policy_that_its_settings_do_not_name, seed=seeds)
-
-    def _check(self, holds: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
-        @settings(max_examples=self.max_examples, deadline=None)
-        @given(**strategies)
-        def run(**drawn: Any) -> None:
-            holds(**drawn)
-
-        run()
-
-    def _gives_one_finite_number_per_token(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_gives_one_finite_number_per_token(self, seed: int) -> None:
         tokens = random_tokens(seed)
         result, gradient = loss_and_gradient(self.function, tokens, self.args)
         for values in (result.loss, result.ratio, result.clipped, gradient):
@@ -178,7 +162,8 @@ class PolicyLossSuite:
         for frozen in (result.ratio, result.clipped, result.weight):
             assert frozen is None or not frozen.requires_grad
 
-    def _its_gradient_is_that_of_finite_differences(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_its_gradient_is_that_of_finite_differences(self, seed: int) -> None:
         tokens = random_tokens(seed)
         _, gradient = loss_and_gradient(self.function, tokens, self.args)
         slopes, corners = finite_difference(self.function, tokens, self.args)
@@ -193,7 +178,8 @@ class PolicyLossSuite:
             ),
         )
 
-    def _the_order_of_sequences_changes_nothing(self, seed: int, order: list[int]) -> None:
+    @_drawn(seed=seeds, order=st.permutations(range(_NUM_SEQUENCES)))
+    def test_the_order_of_sequences_changes_nothing(self, seed: int, order: list[int]) -> None:
         tokens = random_tokens(seed)
         straight, gradient = loss_and_gradient(self.function, tokens, self.args)
         shuffled, shuffled_gradient = loss_and_gradient(self.function, taken(tokens, order), self.args)
@@ -201,7 +187,8 @@ class PolicyLossSuite:
         torch.testing.assert_close(shuffled.loss, straight.loss[where])
         torch.testing.assert_close(shuffled_gradient, gradient[where])
 
-    def _a_split_into_micro_batches_changes_nothing(self, seed: int, first: int) -> None:
+    @_drawn(seed=seeds, first=st.integers(1, _NUM_SEQUENCES - 1))
+    def test_a_split_into_micro_batches_changes_nothing(self, seed: int, first: int) -> None:
         tokens = random_tokens(seed)
         whole, gradient = loss_and_gradient(self.function, tokens, self.args)
         parts = [
@@ -211,11 +198,13 @@ class PolicyLossSuite:
         torch.testing.assert_close(torch.cat([result.loss for result, _ in parts]), whole.loss)
         torch.testing.assert_close(torch.cat([each for _, each in parts]), gradient)
 
-    def _clipped_tokens_have_no_gradient(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_clipped_tokens_have_no_gradient(self, seed: int) -> None:
         result, gradient = loss_and_gradient(self.function, random_tokens(seed, spread=1.0), self.args)
         assert not gradient[result.clipped == 1].any()
 
-    def _stays_finite_on_policies_that_have_nothing_in_common(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_stays_finite_on_policies_that_have_nothing_in_common(self, seed: int) -> None:
         tokens = random_tokens(seed)
         rng = np.random.default_rng(seed)
         awkward = torch.tensor([-1e4, -50.0, -1.0, -1e-9, 0.0], dtype=torch.float32)
@@ -234,7 +223,8 @@ class PolicyLossSuite:
         assert torch.isfinite(result.loss).all()
         assert torch.isfinite(gradient).all()
 
-    def _without_an_advantage_and_with_equal_policies_nothing_moves(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_without_an_advantage_and_with_equal_policies_nothing_moves(self, seed: int) -> None:
         tokens = random_tokens(seed)
         agreeing = replace(
             tokens,
@@ -245,7 +235,8 @@ class PolicyLossSuite:
         _, gradient = loss_and_gradient(self.function, agreeing, self.args)
         torch.testing.assert_close(gradient, torch.zeros_like(gradient))
 
-    def _without_an_advantage_nothing_moves_unless_its_settings_say_so(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_without_an_advantage_nothing_moves_unless_its_settings_say_so(self, seed: int) -> None:
         tokens = random_tokens(seed)
         tokens = replace(tokens, advantages=torch.zeros_like(tokens.advantages))
         _, gradient = loss_and_gradient(self.function, tokens, self.args)
@@ -254,7 +245,8 @@ class PolicyLossSuite:
             "not computed otherwise"
         )
 
-    def _reads_no_policy_that_its_settings_do_not_name(self, seed: int) -> None:
+    @_drawn(seed=seeds)
+    def test_reads_no_policy_that_its_settings_do_not_name(self, seed: int) -> None:
         tokens, other = random_tokens(seed), random_tokens(seed).logprobs - 0.1
         _, slope = loss_and_gradient(self.function, tokens, self.args)
         own = self.own

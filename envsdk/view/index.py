@@ -130,13 +130,7 @@ class TrajectoryIndex:
     def search(self, wanted: Filter) -> Found:
         """One page, the number of all, and how many each value of a facet would leave."""
         with self._connect() as db, _limited(db):
-            found = ""
-            if wanted.text:
-                db.execute("CREATE TEMP TABLE found (id INTEGER PRIMARY KEY)")
-                if wanted.match:
-                    match = "INSERT INTO found SELECT rowid FROM texts WHERE texts MATCH ?"
-                    db.execute(match, (wanted.match,))
-                found = " AND t.id IN (SELECT id FROM found)"
+            found = _holding(db, wanted)
             where, values = wanted.where()
             # Only ids are sorted; the rows of the page are looked up by them.
             order = f"ORDER BY {wanted.order()}"
@@ -159,13 +153,8 @@ class TrajectoryIndex:
         The place is -1 when the filter does not find it.
         """
         with self._connect() as db, _limited(db):
+            found = _holding(db, wanted)
             where, values = wanted.where()
-            found = ""
-            if wanted.text:
-                found = (
-                    " AND t.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)" if wanted.match else " AND 0"
-                )
-                values = [*values, wanted.match] if wanted.match else values
             names = dict(tuple(row) for row in db.execute("SELECT id, name FROM files"))
             query = f"SELECT t.file, t.row FROM trajectories t WHERE {where}{found} ORDER BY {wanted.order()}"
             places = [(names[number], at) for number, at in db.execute(query, values)]
@@ -324,6 +313,16 @@ class TrajectoryIndex:
                 yield db
         finally:
             db.close()
+
+
+def _holding(db: sqlite3.Connection, wanted: Filter) -> str:
+    """A further condition: that a trajectory holds the words of the filter, which are looked up once."""
+    if not wanted.text:
+        return ""
+    db.execute("CREATE TEMP TABLE found (id INTEGER PRIMARY KEY)")
+    if wanted.match:
+        db.execute("INSERT INTO found SELECT rowid FROM texts WHERE texts MATCH ?", (wanted.match,))
+    return " AND t.id IN (SELECT id FROM found)"
 
 
 @contextmanager

@@ -117,6 +117,7 @@ class Killed(BaseException):
 def test_a_kill_while_finishing_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    from envsdk.base.store import shards
     from envsdk.rollouts.datasets import finishing, formats
 
     def collected(out: Path) -> Path:
@@ -141,7 +142,7 @@ def test_a_kill_while_finishing_costs_nothing(
 
     with monkeypatch.context() as patch:
         if where == "record":
-            patch.setattr(finishing, "record_shard", after(finishing.record_shard, 2))
+            patch.setattr(shards, "record_shard", after(shards.record_shard, 2))
         elif where == "unlink":
             patch.setattr(Path, "unlink", after(Path.unlink, 1))
         elif where == "export":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.report import Report
@@ -41,13 +40,6 @@ class Baseline:
     @property
     def timeout_s(self) -> float:
         return max(_MIN_TIMEOUT_S, _TIMEOUT_FACTOR * self.reference_s)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**values)
 
 
 def whole_task(package: Package, plan: TestPlan, limits: TaskLimits) -> Task:

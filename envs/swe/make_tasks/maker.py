@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -99,11 +99,11 @@ async def _baseline(
 ) -> Baseline:
     file = work / "baseline.json"
     if file.is_file():
-        return Baseline.from_json(json.loads(file.read_text()))
+        return Baseline(**json.loads(file.read_text()))
     baseline = await measure(
         package, plan, backend, max_test_s=options.max_test_s, memory_mb=options.memory_mb
     )
-    write_json_atomically(file, baseline.to_json())
+    write_json_atomically(file, asdict(baseline))
     return baseline
 
 

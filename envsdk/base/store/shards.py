@@ -18,7 +18,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -192,6 +192,7 @@ class Manifest:
         }
 
     def to_json(self) -> dict[str, Any]:
+        has_selection = any(record.selection is not None for record in self.shards.values())
         return {
             "format": FORMAT,
             "complete": self.is_complete,
@@ -204,7 +205,7 @@ class Manifest:
                 **self.tally.to_json(),
                 "by_tag": {tag: tally.to_json() for tag, tally in self.tally_by_tag.items()},
             },
-            **({"played": self.played.to_json(), "dropped": self.dropped} if self._has_selection else {}),
+            **({"played": self.played.to_json(), "dropped": self.dropped} if has_selection else {}),
             "license": self.license,
             "exports": self.exports,
             "card": self.card,
@@ -212,12 +213,15 @@ class Manifest:
             "shards": [self.shards[number].to_json() for number in sorted(self.shards)],
         }
 
-    @property
-    def _has_selection(self) -> bool:
-        return any(record.selection is not None for record in self.shards.values())
-
     def save(self, folder: Path) -> None:
         write_json_atomically(folder / MANIFEST, self.to_json())
+
+    def add_shard(
+        self, folder: Path, plan: ShardPlan, episodes: Sequence[Trajectory], selection: Selection | None
+    ) -> None:
+        """Write a shard, as `write_shard`, and save its record."""
+        self.shards[plan.number] = write_shard(folder, plan, episodes, self.fingerprint, selection)
+        self.save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
@@ -270,14 +274,16 @@ def shard_metadata(
 
 
 def write_shard(
-    path: Path,
+    folder: Path,
     plan: ShardPlan,
-    trajectories: Iterable[Trajectory],
+    episodes: Sequence[Trajectory],
     config_fingerprint: str,
-    selection: Selection | None,
-) -> None:
+    selection: Selection | None = None,
+) -> ShardRecord:
     """Write the episodes that are kept, with what is known of the others. Raises StorageError."""
-    write_trajectories(path, trajectories, metadata=shard_metadata(config_fingerprint, plan, selection))
+    metadata = shard_metadata(config_fingerprint, plan, selection)
+    write_trajectories(folder / plan.file_name, episodes, metadata=metadata)
+    return record_shard(folder, plan, Tally.of(episodes), selection)
 
 
 def check_stamp(path: Path, plan: ShardPlan, config_fingerprint: str) -> None:

@@ -28,11 +28,9 @@ from envsdk.base.store.shards import (
     check_stamp,
     locked_folder,
     read_selection,
-    record_shard,
     refuse_foreign_shards,
     utc_now,
     wait_for_workers,
-    write_shard,
 )
 from envsdk.base.store.tally import Tally
 from envsdk.base.store.trajectories import iter_trajectories
@@ -128,9 +126,7 @@ def drop_duplicates(folder: Path, plans: Sequence[ShardPlan], manifest: Manifest
             if len(kept) < len(episodes):
                 dropped[DUPLICATE] = len(episodes) - len(kept)
             selection = Selection(played=earlier.played, dropped=dropped)
-            write_shard(final, plan, kept, manifest.fingerprint, selection)
-            manifest.shards[plan.number] = record_shard(folder, plan, Tally.of(kept), selection)
-            manifest.save(folder)
+            manifest.add_shard(folder, plan, kept, selection)
         try:
             waiting.unlink(missing_ok=True)
         except OSError as error:

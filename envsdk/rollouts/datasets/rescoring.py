@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.base.store.shard_plan import ShardPlan
-from envsdk.base.store.shards import Manifest, record_shard, write_shard
-from envsdk.base.store.tally import Tally
+from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, EnvsdkError, describe_error
 from envsdk.contracts.trajectory import Outcome, Trajectory
@@ -113,9 +112,7 @@ def write_rescored(
         for plan in missing:
             episodes = list(rescore(iter_trajectories(dataset.folder / plan.file_name)))
             selection = source.shards[plan.number].selection
-            write_shard(out / plan.file_name, plan, episodes, manifest.fingerprint, selection)
-            manifest.shards[plan.number] = record_shard(out, plan, Tally.of(episodes), selection)
-            manifest.save(out)
+            manifest.add_shard(out, plan, episodes, selection)
             if on_shard is not None:
                 on_shard(len(episodes))
     return manifest

@@ -12,8 +12,7 @@ from typing import Any
 from envsdk import __version__
 from envsdk.base.store.atomic import new_folder
 from envsdk.base.store.shard_plan import ShardPlan
-from envsdk.base.store.shards import Manifest, record_shard, utc_now, write_shard
-from envsdk.base.store.tally import Tally
+from envsdk.base.store.shards import Manifest, utc_now
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import TagPrompts
 from envsdk.contracts.trajectory import Trajectory
@@ -52,9 +51,7 @@ def save_episodes(episodes: Sequence[Trajectory], folder: Path, *, policy: str) 
                 num_episodes=len(shard),
                 first_position=sum(map(len, shards[:number])),
             )
-            write_shard(made / plan.file_name, plan, shard, manifest.fingerprint, None)
-            manifest.shards[number] = record_shard(made, plan, Tally.of(shard))
-        manifest.save(made)
+            manifest.add_shard(made, plan, shard, None)
 
 
 def _shards(episodes: Sequence[Trajectory]) -> Iterator[Sequence[Trajectory]]:

@@ -14,7 +14,6 @@ process plays it again, and writes its shard anew.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,12 +24,12 @@ import pyarrow as pa
 
 from envsdk.base.store.appendfile import AppendFile
 from envsdk.base.store.shard_plan import ShardPlan
-from envsdk.base.store.shards import Manifest, record_shard, write_shard
-from envsdk.base.store.tally import Tally
+from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import SCHEMA, from_record_batch, iter_trajectories, to_record_batch
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.datasets.finishing import collection_in
 from envsdk.rollouts.datasets.reading import tag_records
+from envsdk.rollouts.play.open_shards import OpenShards
 
 EPISODES = ".episodes"
 
@@ -46,9 +45,7 @@ class EvaluationLog:
         self.played: dict[int, Trajectory] = {}
         """What earlier processes played, by position, without tokens: nobody reads those of an evaluation."""
         self._folder = folder
-        self._plans = plans
-        self._first_positions = [plan.first_position for plan in plans]
-        self._open: dict[int, dict[int, Trajectory]] = {}
+        self._open = OpenShards(plans)
         self._shown = {tag: record.shown for tag, record in tag_records(manifest.config).items()}
         self._episodes = AppendFile(folder / EPISODES)
         there = [plan for plan in plans if plan.number in manifest.shards]
@@ -87,16 +84,9 @@ class EvaluationLog:
             self._put(position, trajectory)
 
     def _put(self, position: int, trajectory: Trajectory) -> None:
-        plan = self._plans[bisect_right(self._first_positions, position) - 1]
-        if plan.number in self.manifest.shards:
-            return
-        shard = self._open.setdefault(plan.number, {})
-        shard[position] = trajectory
-        if len(shard) == plan.num_episodes:
-            played = [shard[each] for each in sorted(self._open.pop(plan.number))]
-            write_shard(self._folder / plan.file_name, plan, played, self.manifest.fingerprint, None)
-            self.manifest.shards[plan.number] = record_shard(self._folder, plan, Tally.of(played))
-            self.manifest.save(self._folder)
+        plan = self._open.plan_of(position)
+        if plan.number not in self.manifest.shards and (played := self._open.add(position, trajectory)):
+            self.manifest.add_shard(self._folder, plan, played, None)
 
 
 def appended_episodes(content: bytes, stamp: pa.Schema) -> tuple[list[Trajectory], int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.background_loop import background_loop, on_background_loop
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.contracts.policy import Policy, Reply, TurnContext
-from envsdk.rollouts.play.model import check_model, find_model_folder, load_weights, max_positions
+from envsdk.rollouts.play.model import check_model, find_model_folder, load_weights, max_positions, running
 from envsdk.rollouts.play.options import in_python
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH
@@ -93,6 +93,7 @@ class LocalEngine:
         self._engine: Engine | None = None
         self._proxy: InferenceProxy | None = None
         self._chat: ChatTokenizer | None = None
+        self._running = AsyncExitStack()
         self._starting = asyncio.Lock()
         self._publishing = asyncio.Lock()
         self._is_closed = False
@@ -156,7 +157,6 @@ class LocalEngine:
 
     async def _started(self) -> tuple[InferenceProxy, ChatTokenizer]:
         from envsdk.contracts.chat import ChatTokenizer
-        from envsdk.engines.proxy import InferenceProxy, LocalLink
 
         async with self._starting:
             if self._is_closed:
@@ -164,10 +164,8 @@ class LocalEngine:
             if self._proxy is None or self._chat is None:
                 chat = await asyncio.to_thread(ChatTokenizer.load, self.folder)
                 engine = await asyncio.to_thread(self._engine_class.create, self._config)
-                await engine.start()
-                proxy = InferenceProxy({"local": LocalLink(engine)})
-                proxy.start()
-                self._engine, self._proxy, self._chat = engine, proxy, chat
+                self._proxy = await self._running.enter_async_context(running(engine))
+                self._engine, self._chat = engine, chat
             return self._proxy, self._chat
 
     async def _publish(self, weights: Mapping[str, Any] | str | Path, version: int | None) -> None:
@@ -196,12 +194,8 @@ class LocalEngine:
     async def _close(self) -> None:
         async with self._starting:
             self._is_closed = True
-            engine, proxy = self._engine, self._proxy
             self._engine = self._proxy = self._chat = None
-            if proxy is not None:
-                await proxy.close()
-            if engine is not None:
-                await engine.close()
+            await self._running.aclose()
 
     async def policies(self, generating: SamplingParams) -> Callable[[TagSetup], Policy]:
         """The policy by setup, for one rollout."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,22 @@ class _OnThreads(PolicyForm):
     async def open(self, num_slots: int) -> AsyncIterator[Callable[[TagSetup], Policy]]:
         threads = DaemonThreads("envsdk-policy")
         try:
-            yield lambda setup: self.policy(setup, threads)
+            yield lambda setup: _OnThreadsPolicy(self.name, partial(self.reply, setup, threads))
         finally:
             threads.close()
 
     @abstractmethod
-    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
-        """The policy of a tag; blocking calls go to `threads`."""
+    async def reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
+        """The reply of a tag's policy; blocking calls go to `threads`."""
+
+
+class _OnThreadsPolicy(Policy):
+    def __init__(self, name: str, reply: Callable[[TurnContext], Awaitable[Reply]]) -> None:
+        self.name = name
+        self._reply = reply
+
+    async def act(self, turn: TurnContext) -> Reply:
+        return await self._reply(turn)
 
 
 async def _called(call: Callable[[], Any], *, is_async: bool, threads: DaemonThreads) -> Any:
@@ -117,24 +126,11 @@ class FunctionForm(_OnThreads):
             getattr(called, "__call__", None)  # noqa: B004 - an object whose `__call__` is a coroutine function
         )
 
-    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
-        return _FunctionPolicy(self.name, partial(self._reply, setup, threads))
-
-    async def _reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
+    async def reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
         shown = setup.shown.asked(turn) if self._takes_messages else turn.observation
         arguments = (shown, turn) if self._takes_context else (shown,)
         answer = await _called(partial(self._function, *arguments), is_async=self._is_async, threads=threads)
         return as_reply(answer, self.name)
-
-
-class _FunctionPolicy(Policy):
-    def __init__(self, name: str, reply: Callable[[TurnContext], Any]) -> None:
-        self.name = name
-        self._reply = reply
-
-    async def act(self, turn: TurnContext) -> Reply:
-        reply: Reply = await self._reply(turn)
-        return reply
 
 
 def _parameters_of(function: Callable[..., Any], name: str) -> tuple[bool, bool]:
@@ -204,10 +200,7 @@ class ClientForm(_OnThreads):
         self._was_reached = False
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(create))
 
-    def policy(self, setup: TagSetup, threads: DaemonThreads) -> Policy:
-        return _FunctionPolicy(self.name, partial(self._reply, setup, threads))
-
-    async def _reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
+    async def reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
         fields = dict(self._fields)
         max_new_tokens = fields.pop("max_new_tokens", setup.max_new_tokens)
         if "max_completion_tokens" not in fields:

@@ -9,9 +9,8 @@ A process holds the episodes of the shards it has begun, and no others.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,13 +22,13 @@ from envsdk.base.store.shard_plan import ShardPlan
 from envsdk.base.store.shards import (
     Selection,
     ShardRecord,
-    record_shard,
     share_worker_lock,
     write_shard,
 )
 from envsdk.base.store.tally import Tally
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.datasets.selection import EpisodeFilters
+from envsdk.rollouts.play.open_shards import OpenShards
 
 if TYPE_CHECKING:
     from envsdk.rollouts.play.player import Player
@@ -69,30 +68,21 @@ class _ShardWriter:
 
     def __init__(self, job: ShardJob, plans: Sequence[ShardPlan], on_event: OnEvent) -> None:
         self._job = job
-        self._plans = plans
-        self._first_positions = [plan.first_position for plan in plans]
+        self._open = OpenShards(plans)
         self._on_event = on_event
-        self._open: dict[int, dict[int, Trajectory]] = {}
         self._since = Tally()
         self._told_at = time.monotonic()
 
     def add(self, position: int, trajectory: Trajectory) -> None:
-        plan = self._plans[bisect_right(self._first_positions, position) - 1]
-        shard = self._open.setdefault(plan.number, {})
-        shard[position] = trajectory
         self._since.add(trajectory)
-        if len(shard) == plan.num_episodes:
-            self._write(plan, self._open.pop(plan.number))
+        if played := self._open.add(position, trajectory):
+            job, plan = self._job, self._open.plan_of(position)
+            kept, selection = select(job.filters, played)
+            record = write_shard(job.to, plan, kept, job.fingerprint, selection)
+            self._tell()
+            self._on_event(record)
         elif time.monotonic() - self._told_at >= _PROGRESS_EVERY_S:
             self._tell()
-
-    def _write(self, plan: ShardPlan, shard: Mapping[int, Trajectory]) -> None:
-        job = self._job
-        played = [shard[position] for position in sorted(shard)]
-        kept, selection = select(job.filters, played)
-        write_shard(job.to / plan.file_name, plan, kept, job.fingerprint, selection)
-        self._tell()
-        self._on_event(record_shard(job.to, plan, Tally.of(kept), selection))
 
     def _tell(self) -> None:
         since, self._since, self._told_at = self._since, Tally(), time.monotonic()

@@ -77,7 +77,7 @@ async def test_tasks_are_made_once_and_are_sound(package: Package, backend: Sand
     )
     assert progress.num_valid == 1
     assert len(seen) == 1 + sum(progress.fresh.values())
-    baseline = Baseline.from_json(json.loads((out / "work/slotcache-1.0/baseline.json").read_text()))
+    baseline = Baseline(**json.loads((out / "work/slotcache-1.0/baseline.json").read_text()))
     left_out = {test.partition("::")[2] for test in baseline.deselected}
     assert left_out == {"test_slow", "test_failing", "test_of_one_hash_seed"}
     assert len(baseline.run_s) == 3

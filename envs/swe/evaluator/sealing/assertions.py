@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _OPERATORS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -35,36 +35,31 @@ _NOT_CAUGHT = {*_CATCH_ASSERTIONS, "KeyboardInterrupt", "GeneratorExit", "SkipTe
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One or more operators between operands, all of which must hold; `negated`: must not."""
+class Truth:
+    """An expression that must be true; `negated`: false."""
 
     node: ast.expr
     """The statement as an expression, at its place in the file."""
-    operands: tuple[ast.expr, ...]
-    operators: tuple[str, ...]
     negated: bool
     statement: ast.stmt | None = None
     """The method of `unittest` that it is."""
+
+    def as_assertion(self) -> ast.stmt:
+        test = ast.UnaryOp(ast.Not(), self.node) if self.negated else self.node
+        return self.statement or ast.Assert(test)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Truth):
+    """One or more operators between operands, all of which must hold; `negated`: must not."""
+
+    operands: tuple[ast.expr, ...]
+    operators: tuple[str, ...]
 
     def compared(self, value: ast.expr, place: int, other: ast.expr) -> ast.expr:
         """The comparison of two, with `other` at `place` and `value` at the other place."""
         left, right = (value, other) if place else (other, value)
         return ast.Compare(left, [_NODES[self.operators[0]]()], [right])
-
-    def as_assertion(self) -> ast.stmt:
-        return self.statement or _assert(self.node, self.negated)
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """An expression that must be true; `negated`: false."""
-
-    node: ast.expr
-    negated: bool
-    statement: ast.stmt | None = None
-
-    def as_assertion(self) -> ast.stmt:
-        return self.statement or _assert(self.node, self.negated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +74,7 @@ class Raises:
     """It may be about a failing assertion, so what is inside has to fail as it is."""
 
 
-def _assert(test: ast.expr, negated: bool) -> ast.stmt:
-    return ast.Assert(ast.UnaryOp(ast.Not(), test) if negated else test)
-
-
-def pieces_of(node: ast.expr, negated: bool = False) -> Iterator[Comparison | Truth]:
+def pieces_of(node: ast.expr, negated: bool = False) -> Iterator[Truth]:
     """What `assert NODE` asserts, part by part."""
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -93,12 +84,12 @@ def pieces_of(node: ast.expr, negated: bool = False) -> Iterator[Comparison | Tr
                 yield from pieces_of(value, negated)
         case ast.Compare(left=left, ops=operators, comparators=others):
             texts = tuple(_OPERATORS[type(operator)] for operator in operators)
-            yield Comparison(node, (left, *others), texts, negated)
+            yield Comparison(node, negated, operands=(left, *others), operators=texts)
         case _:
             yield Truth(node, negated)
 
 
-def statement_pieces(node: ast.stmt) -> list[Comparison | Truth] | None:
+def statement_pieces(node: ast.stmt) -> list[Truth] | None:
     """What a statement asserts; None where it is no assertion."""
     match node:
         case ast.Assert(test=test):
@@ -108,7 +99,7 @@ def statement_pieces(node: ast.stmt) -> list[Comparison | Truth] | None:
     return None
 
 
-def _method_pieces(node: ast.stmt, method: str, call: ast.Call) -> list[Comparison | Truth] | None:
+def _method_pieces(node: ast.stmt, method: str, call: ast.Call) -> list[Truth] | None:
     arguments, keywords = list(call.args), {keyword.arg: keyword.value for keyword in call.keywords}
     keywords.pop("msg", None)
     operator = _METHODS.get(method)
@@ -125,23 +116,17 @@ def _method_pieces(node: ast.stmt, method: str, call: ast.Call) -> list[Comparis
         left, right = arguments[:2]
         kind = _NODES.get(operator, ast.Eq)
         whole = ast.copy_location(ast.Compare(left, [kind()], [right]), call)
-        return [Comparison(whole, (left, right), (operator,), False, node)]
+        return [Comparison(whole, False, node, operands=(left, right), operators=(operator,))]
     if method in _WITH_NONE:
         none = ast.copy_location(ast.Constant(None), call)
         operator = _WITH_NONE[method]
         whole = ast.copy_location(ast.Compare(arguments[0], [_NODES[operator]()], [none]), call)
-        return [Comparison(whole, (arguments[0], none), (operator,), False, node)]
+        return [Comparison(whole, False, node, operands=(arguments[0], none), operators=(operator,))]
     if method == "assertIsInstance":
         check = ast.Call(ast.Name("isinstance", ast.Load()), arguments[:2], [])
         return [Truth(ast.copy_location(check, call), False, node)]
     pieces = list(pieces_of(arguments[0], method == "assertFalse"))
-    return pieces if len(pieces) > 1 else [_with_statement(pieces[0], node)]
-
-
-def _with_statement(piece: Comparison | Truth, node: ast.stmt) -> Comparison | Truth:
-    if isinstance(piece, Truth):
-        return Truth(piece.node, piece.negated, node)
-    return Comparison(piece.node, piece.operands, piece.operators, piece.negated, node)
+    return pieces if len(pieces) > 1 else [replace(pieces[0], statement=node)]
 
 
 def raises_of(node: ast.expr) -> Raises | None:

@@ -105,13 +105,7 @@ class _Rewriter(ast.NodeTransformer):
         self._classes.pop()
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._function(node)
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         if self._in_function:
             node.body = self._block(node.body)
             return node
@@ -121,6 +115,8 @@ class _Rewriter(ast.NodeTransformer):
         node.body = self._block(node.body)
         self._in_function = False
         return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return node
@@ -159,7 +155,7 @@ class _Rewriter(ast.NodeTransformer):
                 return any(not _fails(handler.body) for handler in node.handlers)
         return isinstance(node, ast.While | ast.AsyncFor | ast.Match)
 
-    def _claim(self, piece: Comparison | Truth) -> ast.stmt:
+    def _claim(self, piece: Truth) -> ast.stmt:
         name = self._secret.name(piece.node)
         parts = piece.operands if isinstance(piece, Comparison) else (piece.node,)
         form = self._choices.forms.get(name, "values" if isinstance(piece, Comparison) else "truths")
@@ -196,7 +192,7 @@ class _Rewriter(ast.NodeTransformer):
             sent = [*piece.operands, *fresh.values()]
         return probe("claim", ast.Constant(name), *sent)
 
-    def _truths(self, name: str, piece: Comparison | Truth) -> ast.stmt:
+    def _truths(self, name: str, piece: Truth) -> ast.stmt:
         value, variants = self._variants(name, piece)
         kept = self._choices.kept.get(name, list(range(1, len(variants))))
         order = [0, *kept]
@@ -218,7 +214,7 @@ class _Rewriter(ast.NodeTransformer):
         )
 
     def _variants(
-        self, name: str, piece: Comparison | Truth
+        self, name: str, piece: Truth
     ) -> tuple[ast.expr, list[tuple[ast.Constant | None, ast.expr]]]:
         """A value that is computed once, and expressions of it (`_value`): the assertion, then variants with
         the constant that they have another value for."""

@@ -27,6 +27,6 @@ def test_a_start_that_was_refused_does_not_keep_the_folder_from_a_corrected_comm
     with pytest.raises(ConfigurationError, match="too long"), begun(tmp_path, 1.0) as (manifest, _):
         raise ConfigurationError("too long")
     assert manifest.config["temperature"] == 1.0
-    write_shard(tmp_path / PLANS[0].file_name, PLANS[0], [trajectory_with()], manifest.fingerprint, None)
+    write_shard(tmp_path, PLANS[0], [trajectory_with()], manifest.fingerprint)
     with pytest.raises(ConfigurationError, match="holds another collection"), begun(tmp_path, 0.0):
         pass
