@@ -17,9 +17,10 @@ from typing import Any
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.shell.commands import KEPT_OUTPUT_BYTES
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
+from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
 from envsdk.envs.terminal.harbor.folder import CONFIG, Box
-from envsdk.envs.terminal.services import BoxBroken, be_healthy, start_with_services
+from envsdk.envs.terminal.services import BoxBroken, be_healthy, built, start_with_services
 from envsdk.rewards.sandbox import (
     ExecEnd,
     ExecResult,
@@ -92,7 +93,8 @@ class Boxes:
         limits = self._limits(box)
         try:
             env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
-            image = await _image(box, backend)
+            given = {**self.variables, **env}
+            image = await _image(box, backend, given)
             image = replace(
                 image,
                 env={**image.env, **env},
@@ -102,7 +104,6 @@ class Boxes:
             if box.compose is None:
                 sandbox = await backend.start(image, limits=limits)
             else:
-                given = {**self.variables, **env}
                 sandbox = await start_with_services(backend, box, image, limits, given)
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_id}: {error}") from None
@@ -161,8 +162,11 @@ class AgentsBox:
             await fresh.close()
 
 
-async def _image(box: Box, backend: SandboxBackend) -> Image:
+async def _image(box: Box, backend: SandboxBackend, variables: Mapping[str, str]) -> Image:
     if box.context is not None:
+        build = read_compose(box.compose, box.config, variables).main.build if box.compose else None
+        if build is not None:
+            return await built(backend, box, build, variables)
         return await build_image(backend, box.context, timeout_s=box.config.build_timeout_sec)
     assert box.docker_image is not None
     return await named_image(backend, box.docker_image)

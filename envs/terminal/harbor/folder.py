@@ -199,13 +199,13 @@ def _agent_box(folder: Path, config: TaskConfig) -> Box:
 
 def _box(context: Path, config: Environment) -> Box:
     """A box of `context`. A set `docker_image` is taken as it is, with the folder's files laid into it."""
-    image, has_dockerfile = config.docker_image, (context / "Dockerfile").is_file()
-    compose = _compose(context)
-    lays = image is not None and not has_dockerfile and context.is_dir() and compose is None
+    image, compose = config.docker_image, _compose(context)
+    is_built = (context / "Dockerfile").is_file() or compose is not None
+    lays = image is not None and not is_built and context.is_dir()
     return Box(
         config=config,
         docker_image=image,
-        context=context if image is None and has_dockerfile else None,
+        context=context if image is None and is_built else None,
         laid=context if lays else None,
         compose=compose,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
-from envsdk.envs.terminal.harbor.folder import CONFIG, Box, HarborTask, Stage
+from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
 
 NO_HISTORY = "trajectory.json"
 IGNORE_FILE = ".harborignore"
@@ -41,6 +41,9 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
     for box in task.boxes:
+        folder = box.compose.parent if box.compose else box.context or box.laid
+        if folder and (other := folder / COMPOSE.replace("yaml", "yml")).is_file():
+            said.append(f"{other.relative_to(task.folder)}: is not read, as in Harbor: name it {COMPOSE}")
         if (file := box.compose) is not None:
             keys = read_compose(file, box.config).without_effect
             said += [f"{file.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
@@ -102,3 +105,5 @@ def _of_services(task: HarborTask, has_engine: bool) -> Iterator[str]:
             if compose.needs_engine and not has_engine:
                 yield f"{name}: services beside the box need `backend: podman` or `backend: docker`"
             yield from (f"{name}: {problem}" for problem in compose.problems)
+            if box.context and not compose.main.build and not (box.context / "Dockerfile").is_file():
+                yield f"{name.with_name('Dockerfile')}: is missing, and {COMPOSE} has no services.main.build"
