@@ -151,12 +151,10 @@ async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
     await be_healthy(tried, check or Healthcheck(command=""), f"service {name}: healthcheck")
 
 
-async def failed_service(sandbox: Sandbox) -> str:
-    """Which service of a box has ended with an error; empty where none has."""
-    for name, container in _beside(sandbox).items():
-        if why := await container.failure():
-            return f"service {name}: {why}"
-    return ""
+async def failed_services(sandbox: Sandbox) -> tuple[str, ...]:
+    """Which services of a box have ended with an error since they were healthy, which is an agent's doing."""
+    ended = [(name, await container.failure()) for name, container in _beside(sandbox).items()]
+    return tuple(f"service {name}: {why}" for name, why in ended if why)
 
 
 def _beside(sandbox: Sandbox) -> Mapping[str, CliContainer]:

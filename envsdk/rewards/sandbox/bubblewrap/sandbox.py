@@ -150,6 +150,7 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def _run(self, work: Work) -> Finished:
         user = str(self.image.root.user if self.image.root else INSIDE_ID) if work.user is None else work.user
+        user, _, _ = user.partition(":")  # all files have one owner, and no group matters
         if user != "root" and not is_number(user):
             question = f"id -u -- {shlex.quote(user)}"
             answer = await self._run(replace(work, script=question, user="root", stdin=b"", keep=1 << 10))
