@@ -346,9 +346,9 @@ async def test_a_solution_that_does_not_get_through_its_own_gates_is_none(tmp_pa
     half = "[ -e /app/x ] && echo 0.5 || echo 0; } > /logs/verifier/reward.txt\n"
     files |= {"solution/solve.sh": "touch /app/x", "tests/test.sh": "#!/bin/bash\n{ " + half}
     with pytest.raises(ConfigurationError, match=r"no reward: step one: reward = 0\.5 is below min_reward 1"):
-        await play(make(write_task(tmp_path, files), validate=True))
-    write_task(tmp_path, {**files, "task.toml": toml.replace("min_reward = 1\n", "")})
-    _, paid, _ = await play(make(tmp_path, validate=True), f"touch /app/x; {SUBMIT_COMMAND}")
+        await play(make(write_task(tmp_path / "one", files), validate=True))
+    ungated = write_task(tmp_path / "two", {**files, "task.toml": toml.replace("min_reward = 1\n", "")})
+    _, paid, _ = await play(make(ungated, validate=True), f"touch /app/x; {SUBMIT_COMMAND}")
     assert paid == 0.5, "the last step's gate keeps nothing out"
 
 
