@@ -1,4 +1,5 @@
-"""A sandbox inside a container that somebody else runs: what docker, podman and modal have in common.
+"""A sandbox inside a container that somebody else runs: what docker, podman, E2B and
+Kubernetes have in common.
 
 A container has a first process that only waits. Each command is a shell of its own next to it, fed the
 script on standard input; when it ends, it kills whatever else is running.
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 ENDED = "/dev/shm/.ended"
 WAIT = f"""\
 trap 'kill -9 -1; : > {ENDED}' USR1
-echo $$ > /tmp/.waiting 2>/dev/null
 while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
 """
 """The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
@@ -124,9 +124,10 @@ class Container(ABC):
         """Go on as a new container of what `keep` returned."""
         raise NotImplementedError
 
-    async def meet(self, script: str = "echo $PPID") -> None:
+    async def meet(self) -> None:
         """Ask which process inside starts all others. Raises SandboxError: none answers."""
-        ended = await self.shell(Shell(argv=["bash", "-c", script], timeout_s=120, keep=64, max_output=64))
+        argv = ["bash", "-c", "echo $PPID"]
+        ended = await self.shell(Shell(argv=argv, timeout_s=120, keep=64, max_output=64))
         self.waiting_process = ended.output.text().strip()
         if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
             raise SandboxError(f"the sandbox does not answer: {ended.output.text()}")

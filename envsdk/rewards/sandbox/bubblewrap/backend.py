@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import platform
 import secrets
@@ -35,14 +34,7 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import (
-    CopiedState,
-    OverlayState,
-    Owner,
-    SharedLayers,
-    State,
-    owned_copy,
-)
+from envsdk.rewards.sandbox.bubblewrap.state import OverlayState, Owner, SharedLayers, owned_copy
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
 from envsdk.rewards.sandbox.contract import (
@@ -58,8 +50,6 @@ from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.settings import BubblewrapSettings, parse_settings
 from envsdk.rewards.sandbox.threads import in_thread
 
-log = logging.getLogger(__name__)
-
 _PROBE = 'set -e; echo probe > written; echo "$(id -u) $(cat shown)"'
 _PROBE_ANSWER = "1000 shown"
 NO_TREE = "no-tree"
@@ -73,7 +63,6 @@ class _Prepared:
     lease: leases.Lease
     shared: Surroundings
     slots: asyncio.Semaphore
-    overlay: bool
     cgroups: CgroupRoot | None
     trees: Trees
     layers: Layers
@@ -120,37 +109,26 @@ class BubblewrapBackend:
         self._preparing = self._preparing or asyncio.Lock()
         async with self._preparing:
             if self._prepared is None:
-                self._prepared = await self._first_that_works()
+                self._prepared = await self._tried_out()
         return self._prepared
 
-    async def _first_that_works(self) -> _Prepared:
-        """Try a sandbox for real, over an overlay and else over a copy."""
+    async def _tried_out(self) -> _Prepared:
+        """Try a sandbox for real."""
         await in_thread(leases.sweep, self.settings.state_dir, cgroups.sweep)
         lease = leases.Lease(self.settings.state_dir)
         try:
-            problems: list[str] = []
-            for overlay in (True, False) if self.settings.allow_copies else (True,):
-                prepared = await self._surroundings(lease, overlay=overlay)
-                answer = await self._try(prepared)
-                if answer.ok and answer.output.strip() == _PROBE_ANSWER:
-                    if not overlay:
-                        log.warning(
-                            "sandboxes copy their trees: overlayfs is refused here (%s); "
-                            "another `state_dir` may allow it",
-                            problems[0],
-                        )
-                    weakref.finalize(self, _release, lease, os.getpid())
-                    return prepared
-                problems.append(" ".join(answer.output.split())[:500] or f"return code {answer.returncode}")
+            prepared = await self._surroundings(lease)
+            answer = await self._try(prepared)
+            if not answer.ok or answer.output.strip() != _PROBE_ANSWER:
+                why = " ".join(answer.output.split())[:500] or f"return code {answer.returncode}"
+                raise SandboxUnavailable(f"bubblewrap cannot run sandboxes here: {why}. {advice(why)}")
         except BaseException:
             await in_thread(lease.release)
             raise
-        await in_thread(lease.release)
-        raise SandboxUnavailable(
-            f"bubblewrap cannot run sandboxes here: {problems[-1]}. {advice(problems[-1])}"
-        )
+        weakref.finalize(self, _release, lease, os.getpid())
+        return prepared
 
-    async def _surroundings(self, lease: leases.Lease, *, overlay: bool) -> _Prepared:
+    async def _surroundings(self, lease: leases.Lease) -> _Prepared:
         uid = os.geteuid()
         owner = (
             Owner(self.settings.uid, self.settings.uid, True) if uid == 0 else Owner(uid, os.getegid(), False)
@@ -183,7 +161,7 @@ class BubblewrapBackend:
             groups.note(lease.folder)
         slots = asyncio.Semaphore(self.settings.commands_at_once)
         layers = Layers(self.settings.state_dir / "images", self.settings.images_mb << 20)
-        return _Prepared(lease, shared, slots, overlay, groups, trees, layers)
+        return _Prepared(lease, shared, slots, groups, trees, layers)
 
     async def _try(self, prepared: _Prepared) -> ExecResult:
         """A command that writes into a tree, as a sandbox's user, in a sandbox that is thrown away."""
@@ -262,12 +240,8 @@ class BubblewrapBackend:
 
     def _make(
         self, prepared: _Prepared, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
-    ) -> State:
+    ) -> OverlayState:
         """The sandbox's folder; `binds` gets the image's, in places that the sandbox's user may read."""
-        if image.root is not None and not prepared.overlay:
-            raise ConfigurationError(
-                "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
-            )
         folder.mkdir(mode=0o711)
         owner = prepared.shared.owner
         for number, (inside, named) in enumerate(sorted(image.binds.items())):
@@ -287,8 +261,6 @@ class BubblewrapBackend:
                 point.mkdir()
             else:
                 point.touch()
-        if not prepared.overlay:
-            return CopiedState(folder, tree, owner)
         state = OverlayState(folder, parts, owner)
         if image.root is not None:
             lay_points(state, own_mounts(image, image.root, binds), binds)
@@ -355,7 +327,6 @@ class BubblewrapBackend:
             sandbox = await self.start(image, limits=limits)
             try:
                 await work(sandbox)
-                assert isinstance(sandbox.state, OverlayState)
                 await in_thread(sandbox.state.move_to, folder)
             finally:
                 await sandbox.close()
@@ -412,6 +383,8 @@ def advice(problem: str) -> str:
         return "Install Debian's package `bubblewrap` (apt-get install bubblewrap); pip's is another program."
     if any(text in problem for text in ("disable-userns", "json-status-fd", "Unknown option")):
         return "bubblewrap 0.8 or newer is needed (Debian 12, Ubuntu 24.04)."
+    if "overlay" in problem:
+        return "overlayfs is refused: set `state_dir` to a folder on ext4, xfs, btrfs or tmpfs."
     if "unshare" in problem or "uid map" in problem or "Operation not permitted" in problem:
         return (
             "This machine does not let its programs make namespaces. On Ubuntu 24.04: "

@@ -29,9 +29,9 @@ from envsdk.rewards.sandbox.bubblewrap.launch import (
 )
 from envsdk.rewards.sandbox.bubblewrap.state import (
     LayerSnapshot,
+    OverlayState,
     Owner,
     SharedLayers,
-    State,
     Usage,
     bind_line,
 )
@@ -72,7 +72,7 @@ class BubblewrapSandbox(ShellSandbox):
     folder: Path
     tree: Path
     """The image's tree, owned by the sandbox's user."""
-    state: State
+    state: OverlayState
     binds: Mapping[str, Path]
     """Everything shown read-only, by absolute path inside; outer folders first."""
     env: Mapping[str, str]
