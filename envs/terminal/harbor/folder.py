@@ -148,7 +148,7 @@ def read_folder(folder: Path, id: str = "") -> HarborTask:
             box=_agent_box(folder, config),
             stages=tuple(stages),
             strategy=config.multi_step_reward_strategy or "mean",
-            unknown=unknown_keys(config),
+            unknown=(*unknown_keys(config),),
         )
     except _Refused as error:
         raise ConfigurationError(f"{folder}: {error}") from None

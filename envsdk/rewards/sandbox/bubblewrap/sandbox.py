@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap import leases
-from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
 from envsdk.rewards.sandbox.bubblewrap.launch import (
     BASE_REPOSITORY,
     INSIDE_ID,
@@ -27,6 +27,7 @@ from envsdk.rewards.sandbox.bubblewrap.launch import (
     bwrap_options,
     launcher_argv,
 )
+from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.state import (
     LayerSnapshot,
     OverlayState,
@@ -48,9 +49,10 @@ _LAUNCHER_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What all sandboxes of a backend share."""
+    """What a backend's probe has found, and its sandboxes share."""
 
-    lease: str
+    held: leases.Lease
+    """The folder that this process holds."""
     owner: Owner
     system: System
     etc: Path
@@ -60,7 +62,16 @@ class Surroundings:
     seccomp_own_root: Path | None
     """The one for sandboxes with a root of their own."""
     watch: Watch
-    layers: SharedLayers
+    forked: SharedLayers
+    trees: Trees
+    layers: Layers
+    """Of roots."""
+    cgroups: CgroupRoot | None
+    slots: asyncio.Semaphore
+
+    @property
+    def lease(self) -> str:
+        return self.held.name
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -111,7 +122,7 @@ class BubblewrapSandbox(ShellSandbox):
         async with self._in_use():
             made = await self.another(image, self.limits)
             try:
-                made._held = await in_thread(self.state.forked, made.state, self.shared.layers)
+                made._held = await in_thread(self.state.forked, made.state, self.shared.forked)
             except BaseException:
                 await made.close()
                 raise
@@ -141,7 +152,7 @@ class BubblewrapSandbox(ShellSandbox):
                     if self.cgroup is not None:
                         await asyncio.to_thread(self.cgroup.delete)
                 finally:
-                    await in_thread(self.shared.layers.release, [*self._held, *self.state.shared()])
+                    await in_thread(self.shared.forked.release, [*self._held, *self.state.shared()])
                     await self.give_back()
         return first
 
