@@ -140,11 +140,6 @@ class Container(ABC):
             log.warning("a sandbox is left to its time to live: %s", error)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptImage:
-    name: str
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class RemoteSandbox(ShellSandbox):
     """A sandbox in a container. Made by a backend's `start`."""
@@ -250,12 +245,12 @@ class RemoteSandbox(ShellSandbox):
 
     async def snapshot(self) -> Snapshot:
         async with self._in_use(), self.slots:
-            return KeptImage(await self.container.keep())
+            return await self.container.keep()
 
     async def restore(self, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, KeptImage)
+        assert isinstance(snapshot, str)
         async with self._in_use(), self.slots:
-            await self.container.replaced_by(snapshot.name)
+            await self.container.replaced_by(snapshot)
             self._kills = 0
 
     async def alive(self) -> bool:

@@ -34,7 +34,7 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import OverlayState, Owner, SharedLayers, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.state import STAGE, OverlayState, Owner, SharedLayers, owned_copy
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
 from envsdk.rewards.sandbox.contract import (
@@ -379,8 +379,6 @@ def advice(problem: str) -> str:
         return "Install Debian's package `bubblewrap` (apt-get install bubblewrap); pip's is another program."
     if any(text in problem for text in ("disable-userns", "json-status-fd", "Unknown option")):
         return "bubblewrap 0.8 or newer is needed (Debian 12, Ubuntu 24.04)."
-    if "overlay" in problem:
-        return "overlayfs is refused: set `state_dir` to a folder on ext4, xfs, btrfs or tmpfs."
     if "unshare" in problem or "uid map" in problem or "Operation not permitted" in problem:
         return (
             "This machine does not let its programs make namespaces. On Ubuntu 24.04: "
@@ -388,4 +386,6 @@ def advice(problem: str) -> str:
             "mounts (docker run --security-opt seccomp=unconfined --cap-add SYS_ADMIN). "
             "Or use another backend."
         )
+    if f"{STAGE}/tree: " in problem:
+        return "overlayfs is refused there: set `state_dir` to a folder on ext4, xfs, btrfs or tmpfs."
     return "Use another sandbox backend, or another machine: docs/swe-sandbox.md."

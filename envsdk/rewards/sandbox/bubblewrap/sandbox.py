@@ -203,7 +203,9 @@ class BubblewrapSandbox(ShellSandbox):
         """Start the launcher; `descriptors` closes this process's copies of what it is given."""
         script_fd = descriptors.enter_context(_memfd(work.script.encode("utf-8", "surrogateescape")))
         seccomp = self.shared.seccomp_own_root if self.own_root else self.shared.seccomp
-        seccomp_fd = descriptors.enter_context(_opened(seccomp)) if seccomp is not None else None
+        seccomp_fd = os.open(seccomp, os.O_RDONLY | os.O_CLOEXEC) if seccomp is not None else None
+        if seccomp_fd is not None:
+            descriptors.callback(os.close, seccomp_fd)
         status = os.pipe()
         options = bwrap_options(
             self.shared.system,
@@ -274,12 +276,3 @@ def _memfd(content: bytes) -> Iterator[int]:
         file.write(content)
         file.seek(0)
         yield file.fileno()
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
