@@ -61,7 +61,11 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
     async with lock_of(("sound", digest)):
         file = cache_folder() / "terminal" / "sound" / f"{digest}.json"
         if digest not in _problems:
-            _problems[digest] = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
+            try:
+                found = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{task.id}: {str(error).removeprefix(f'{task.id}: ')}") from None
+            _problems[digest] = found
         if _problems[digest]:
             raise ConfigurationError(f"{task.id} cannot be used: {_problems[digest]}")
         make_folder(file.parent)

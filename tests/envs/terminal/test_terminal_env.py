@@ -262,6 +262,9 @@ env = {WANTED = "one two"}
     _, paid, _ = await play(env, 'echo "$A $B" > said')
     assert paid == 1.0
     await env.close()
+    of_verifier = write_task(tmp_path / "c", {"task.toml": '[verifier.env]\nA = "${A}"'})
+    with pytest.raises(ConfigurationError, match=r"^c: task\.toml: verifier\.env\.A: needs the"):
+        await play(make(of_verifier, validate=True))
     write_task(folder, {"task.toml": toml, "environment/Dockerfile": "FROM host\nRUN false\n"})
     env = make(folder)  # said before anything is built
     with pytest.raises(
