@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import posixpath
 import re
 import secrets
 import shlex
-import tarfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +15,11 @@ from typing import Any
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.shell.commands import KEPT_OUTPUT_BYTES
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe, made_safe
+from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import Artifact, Healthcheck, NetworkMode
 from envsdk.envs.terminal.harbor.folder import CONFIG, Box
-from envsdk.envs.terminal.services import BoxBroken, be_healthy, start_with_services
+from envsdk.envs.terminal.harbor.inputs import packed
+from envsdk.envs.terminal.services import BoxBroken, be_healthy, built, start_with_services
 from envsdk.rewards.sandbox import (
     ExecEnd,
     ExecResult,
@@ -30,6 +30,7 @@ from envsdk.rewards.sandbox import (
     SandboxError,
     SandboxFileError,
 )
+from envsdk.rewards.sandbox.containers import CliSandbox
 from envsdk.rewards.sandbox.images import build_image, named_image
 from envsdk.rewards.sandbox.shared import LoopBackends
 
@@ -37,7 +38,6 @@ ROOT = "root"
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 MOVE_TIMEOUT_S = 300.0
 """For files on their way into a box or out of it."""
-MAX_LAID_BYTES = 1 << 30
 CANNOT_RUN = 126
 RUINED = "Nothing can be run in this box any more.\n"
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
@@ -47,6 +47,8 @@ if [ -f {source} ]; then exec tar --sparse --dereference -C {folder} -cf {archiv
 exit 3
 """
 _NOT_THERE = 3
+_NO_RIGHTS = """
+Root has no capabilities in containers: `run_options: ["--cap-add=DAC_OVERRIDE,CHOWN,FOWNER"]` gives some."""
 _NO_USER = 1
 """Said by `id`."""
 
@@ -92,7 +94,8 @@ class Boxes:
         limits = self._limits(box)
         try:
             env = resolved(box.config.env, self.variables, f"{CONFIG}: {key}.env")
-            image = await _image(box, backend)
+            given = {**self.variables, **env}
+            image = await _image(box, backend, given)
             image = replace(
                 image,
                 env={**image.env, **env},
@@ -102,7 +105,6 @@ class Boxes:
             if box.compose is None:
                 sandbox = await backend.start(image, limits=limits)
             else:
-                given = {**self.variables, **env}
                 sandbox = await start_with_services(backend, box, image, limits, given)
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_id}: {error}") from None
@@ -161,8 +163,11 @@ class AgentsBox:
             await fresh.close()
 
 
-async def _image(box: Box, backend: SandboxBackend) -> Image:
+async def _image(box: Box, backend: SandboxBackend, variables: Mapping[str, str]) -> Image:
     if box.context is not None:
+        build = read_compose(box.compose, box.config, variables).main.build if box.compose else None
+        if build is not None:
+            return await built(backend, box, build, variables)
         return await build_image(backend, box.context, timeout_s=box.config.build_timeout_sec)
     assert box.docker_image is not None
     return await named_image(backend, box.docker_image)
@@ -174,7 +179,9 @@ async def ours(
     """A script of ours in a box that is to succeed. Raises SandboxError: it does not."""
     result = await sandbox.exec(script, timeout_s=timeout_s, cwd="/", user=user)
     if not result.ok:
-        raise SandboxError(f"sandbox {sandbox.id}: {result.reason}: {result.output.strip()[-300:]}")
+        said = result.output.strip()[-300:]
+        hint = _NO_RIGHTS if "Permission denied" in said and isinstance(sandbox, CliSandbox) else ""
+        raise SandboxError(f"sandbox {sandbox.id}: {result.reason}: {said}{hint}")
     return result
 
 
@@ -207,7 +214,7 @@ async def demand_user(sandbox: Sandbox, user: str | None, key: str) -> None:
 
 async def lay_folder(sandbox: Sandbox, folder: Path, target: str) -> None:
     """Put the files of a folder of this machine into a folder of a box, over those that are there."""
-    await lay(sandbox, await asyncio.to_thread(_packed, folder), target)
+    await lay(sandbox, await asyncio.to_thread(packed, folder), target)
 
 
 async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = False) -> None:
@@ -220,15 +227,6 @@ async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = 
     emptied = f"find {into} -mindepth 1 -delete && " if empties else ""
     unpacked = f"tar -xf {inside} -C {into} --no-same-owner"
     await ours(sandbox, f"mkdir -p {into} && {emptied}{unpacked}; code=$?; rm -f {inside}; exit $code")
-
-
-def _packed(folder: Path) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:", dereference=True) as tar:
-        tar.add(folder, arcname=".")
-    if out.tell() > MAX_LAID_BYTES:
-        raise ConfigurationError(f"{folder}: larger than {MAX_LAID_BYTES >> 20} MB")
-    return out.getvalue()
 
 
 async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime: float) -> Safe | None:

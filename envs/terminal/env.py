@@ -70,7 +70,7 @@ class State(ShellState):
     stage: int = 0
     checked: tuple[Checked, ...] = ()
     is_solved: bool = False
-    """The last command was the stage's own solution, and it went well."""
+    """The last command was the stage's own solution; how it ended says nothing, as in Harbor."""
 
 
 class TerminalEnv(ShellEnv[State, Session]):
@@ -130,7 +130,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             await demand_sound(task, self._boxes, self._bounds, self._args.reward_key)
         stage = task.stages[0]
         observation = render_task(
-            stage.instruction,
+            stage,
             instructions=self._args.instructions,
             action_format=self._args.action_format,
             box=task.config.environment,
@@ -175,7 +175,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             state,
             observation=result.render(self._args.shown_output),
             used_s=state.used_s + result.elapsed_s,
-            is_solved=result.returncode == 0 and action == self._solution(state),
+            is_solved=action == self._solution(state),
         )
         return state, submitted_text(result.output, result.returncode) is not None, ""
 
@@ -189,7 +189,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             state = replace(state, stage=state.stage + 1, used_s=0.0, checked=checked)
             await self._opened(state).enter(_stage(state))
             observation = render_task(
-                _stage(state).instruction, instructions=False, action_format=self._args.action_format
+                _stage(state), instructions=False, action_format=self._args.action_format
             )
             return replace(state, observation=observation), 0.0
         await self.close()

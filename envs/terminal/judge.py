@@ -32,7 +32,7 @@ from envsdk.envs.terminal.boxes import (
 from envsdk.envs.terminal.harbor.config import Mode, covers_checks
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, read_rewards
-from envsdk.envs.terminal.services import failed_service
+from envsdk.envs.terminal.services import failed_services
 from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxFileError
 
 TESTS, TEST = "/tests", "/tests/test.sh"
@@ -56,7 +56,8 @@ class Checked:
     how: str
     """A value of CHECKED."""
     left_out: tuple[str, ...]
-    """Artifacts of the agent that the verifier did not get, and collect hooks that failed, with why."""
+    """Artifacts of the agent that the verifier did not get, and what else failed before it: collect hooks,
+    services; with why."""
     output: str
     """The end of what the verifier printed."""
 
@@ -67,14 +68,13 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
     Raises NoReward: it leaves no usable reward, or runs out of time or of anything else.
     Raises SandboxError, ConfigurationError: a box failed, or cannot be made.
     """
-    if why := await failed_service(agents.sandbox):
-        raise NoReward(why)
+    failed = await failed_services(agents.sandbox)
     if stage.verifier.box is None:
         done = await agents.exec(EMPTY, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
         if not done.ok:
             raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
-        return await _run(boxes, stage, agents.sandbox, ())
-    left_out, archives = await _artifacts(stage, agents, bounds)
+        return await _run(boxes, stage, agents.sandbox, failed)
+    left_out, archives = await _artifacts(stage, agents, bounds, failed)
     if stage is task.stages[-1]:
         await agents.sandbox.close()  # two at once for each episode could be more than there is room for
     box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
@@ -90,10 +90,10 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
 
 
 async def _artifacts(
-    stage: Stage, agents: AgentsBox, bounds: Bounds
+    stage: Stage, agents: AgentsBox, bounds: Bounds, failed: Sequence[str]
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
-    left_out: list[str] = []
+    left_out = [*failed]
     for hook in stage.collect:
         done = await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
         if not done.ok:  # as in Harbor, this is no reason not to check

@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from envsdk.base.store.atomic import make_folder, write_atomically
 from envsdk.base.store.cache import cache_folder
-from envsdk.envs.terminal.harbor.compose import HEALTHY, MAIN_IMAGE, Compose, Service, read_compose
+from envsdk.envs.terminal.harbor.compose import HEALTHY, LOGS, MAIN_IMAGE, Compose, Service, read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Healthcheck
 from envsdk.envs.terminal.harbor.folder import Box
 from envsdk.rewards.sandbox import ExecEnd, Image, Limits, Sandbox, SandboxBackend, SandboxError
@@ -47,22 +48,20 @@ async def start_with_services(
     assert box.compose is not None
     compose, folder = read_compose(box.compose, box.config, variables), box.compose.parent
 
-    def given(pairs: Mapping[str, str | None]) -> dict[str, str]:
-        values = {name: variables.get(name) if text is None else text for name, text in pairs.items()}
-        return {name: text for name, text in values.items() if text is not None}
-
     def fitted(image: Image, service: Service) -> Image:
-        shown = (each for each in service.binds.items() if not each[1].startswith("/"))  # without main's logs
+        shown = (each for each in service.binds.items() if each[1] not in LOGS.values())
         binds = {inside: (folder / source).resolve() for inside, source in shown}
         hosts = {"/etc/hosts": _hosts(compose)} if compose.needs_engine else {}
         return replace(
-            image, env=given(service.environment), binds={**binds, **hosts}, volumes=service.volumes
+            image,
+            env=_given(service.environment, variables),
+            binds={**binds, **hosts},
+            volumes=service.volumes,
         )
 
     async def made(service: Service) -> Image:
-        if (build := service.build) is not None:
-            build = {**build, "context": folder / build["context"], "args": given(build["args"])}
-            return await build_image(backend, **build, timeout_s=box.config.build_timeout_sec)
+        if service.build is not None:
+            return await built(backend, box, service.build, variables)
         return image if service.image == MAIN_IMAGE else await named_image(backend, service.image)
 
     images = {name: fitted(await made(service), service) for name, service in compose.services.items()}
@@ -88,6 +87,21 @@ async def start_with_services(
         await sandbox.close()
         raise
     return sandbox
+
+
+async def built(
+    backend: SandboxBackend, box: Box, build: Mapping[str, Any], variables: Mapping[str, str]
+) -> Image:
+    """The image of a service's `build`."""
+    assert box.compose is not None
+    said = {**build, "context": box.compose.parent / build["context"]}
+    said["args"] = _given(build["args"], variables)
+    return await build_image(backend, **said, timeout_s=box.config.build_timeout_sec)
+
+
+def _given(pairs: Mapping[str, str | None], variables: Mapping[str, str]) -> dict[str, str]:
+    values = {name: variables.get(name) if text is None else text for name, text in pairs.items()}
+    return {name: text for name, text in values.items() if text is not None}
 
 
 def _hosts(compose: Compose) -> Path:
@@ -137,12 +151,10 @@ async def _await_health(sandbox: Sandbox, name: str, compose: Compose) -> None:
     await be_healthy(tried, check or Healthcheck(command=""), f"service {name}: healthcheck")
 
 
-async def failed_service(sandbox: Sandbox) -> str:
-    """Which service of a box has ended with an error; empty where none has."""
-    for name, container in _beside(sandbox).items():
-        if why := await container.failure():
-            return f"service {name}: {why}"
-    return ""
+async def failed_services(sandbox: Sandbox) -> tuple[str, ...]:
+    """Which services of a box have ended with an error since they were healthy, which is an agent's doing."""
+    ended = [(name, await container.failure()) for name, container in _beside(sandbox).items()]
+    return tuple(f"service {name}: {why}" for name, why in ended if why)
 
 
 def _beside(sandbox: Sandbox) -> Mapping[str, CliContainer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from envsdk.base.store.cache import cache_folder
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.shell import env as shell
 from envsdk.envs.shell.env import SplitName, chosen
+from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder
 from envsdk.envs.terminal.harbor.support import refusals
 from envsdk.envs.terminal.shipped import shipped_folder
@@ -99,10 +101,14 @@ def _unbuildable(task: HarborTask) -> Iterator[str]:
     require("a build", "e2b_dockerfile_utils")
     from envsdk.rewards.sandbox.images.dockerfile import read_dockerfile
 
-    for context in dict.fromkeys(box.context for box in task.boxes if box.context is not None):
-        if (file := context / "Dockerfile").is_file():
+    for context, compose in dict.fromkeys((box.context, box.compose) for box in task.boxes):
+        if context is None:
+            continue
+        build = (read_compose(compose, task.box.config).main.build if compose else None) or {}
+        file = context / build.get("context", ".") / build.get("dockerfile", "Dockerfile")
+        if file.is_file():
             text = file.read_text(encoding="utf-8", errors="surrogateescape")
-            name = file.relative_to(task.folder).as_posix()
+            name = os.path.relpath(file, task.folder)
             try:
                 read_dockerfile(text, file=name, args={}, base_env=lambda _: {"PATH": "/usr/bin"})
             except ConfigurationError as error:

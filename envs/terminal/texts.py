@@ -6,14 +6,17 @@ import json
 
 from envsdk.envs.shell.commands import SENTINEL
 from envsdk.envs.terminal.harbor.config import Environment
+from envsdk.envs.terminal.harbor.folder import Stage
 from envsdk.envs.terminal.replies import EXAMPLE, ActionFormat, format_command
 
 
 def render_task(
-    instruction: str, *, instructions: bool, action_format: ActionFormat, box: Environment | None = None
+    stage: Stage, *, instructions: bool, action_format: ActionFormat, box: Environment | None = None
 ) -> str:
     """The first observation of a step."""
-    text = f"<task>\n{instruction.strip()}\n</task>"
+    text = f"<task>\n{stage.instruction.strip()}\n</task>"
+    if stage.history:
+        text = f"<earlier_conversation>\n{stage.history}\n</earlier_conversation>\n\n{text}"
     if box is not None and (skills := box.skills_dir):
         text += f"\n\nEach folder in {skills} has a SKILL.md that says how to do something: read what fits."
     if box is not None and box.mcp_servers:

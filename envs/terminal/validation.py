@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
-import io
 import re
 import shlex
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import Boxes, resolved
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
+from envsdk.envs.terminal.harbor.inputs import inputs, packed
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
@@ -41,25 +41,16 @@ def solution_command(task: HarborTask, stage: Stage, variables: Mapping[str, str
         return ""
     env = resolved(task.config.solution.env, variables, f"{CONFIG}: solution.env")
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-    files = [path for path in stage.solution.rglob("*") if path.is_file()]
+    files = [path for path in inputs(stage.solution) if path.is_file()]
     text = (stage.solution / "solve.sh").read_text(encoding="utf-8", errors="surrogateescape")
     is_plain = not text.startswith("#!") or _SHELL.match(text)
     if len(files) == 1 and is_plain and not _NEEDS_ITS_FOLDER.search(text):
         return (exports + _SHELL.sub("", text, count=1)).strip()
-    packed = base64.b64encode(_packed(stage.solution)).decode()
-    return f"{exports}mkdir -p /solution && base64 -d <<< {packed} | tar -xzC /solution && /solution/solve.sh"
-
-
-def _packed(folder: Path) -> bytes:
-    def runs(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.mtime = 0
-        entry.mode |= 0o111 if entry.name.endswith("solve.sh") else 0
-        return entry
-
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=9, dereference=True) as tar:
-        tar.add(folder, arcname=".", filter=runs)
-    return out.getvalue()
+    # Without the time of compression: the same solution is the same command.
+    archive = base64.b64encode(gzip.compress(packed(stage.solution, runs="solve.sh"), mtime=0)).decode()
+    return (
+        f"{exports}mkdir -p /solution && base64 -d <<< {archive} | tar -xzC /solution && /solution/solve.sh"
+    )
 
 
 async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> None:
@@ -70,7 +61,11 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
     async with lock_of(("sound", digest)):
         file = cache_folder() / "terminal" / "sound" / f"{digest}.json"
         if digest not in _problems:
-            _problems[digest] = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
+            try:
+                found = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{task.id}: {str(error).removeprefix(f'{task.id}: ')}") from None
+            _problems[digest] = found
         if _problems[digest]:
             raise ConfigurationError(f"{task.id} cannot be used: {_problems[digest]}")
         make_folder(file.parent)
@@ -126,7 +121,9 @@ async def play(
                     said.append(f"solve.sh: {how} {done.output.strip()[-_PRINTED:]}")
             checked = await session.check(stage, bounds)
             rewards.append(checked.rewards)
-            if gate_failed(checked.rewards, stage.gates):
+            if gate := gate_failed(checked.rewards, stage.gates):
+                if solves and stage is not task.stages[-1]:
+                    raise NoReward(f"step {stage.name}: {gate}")
                 break
     finally:
         await session.close()

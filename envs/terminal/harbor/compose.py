@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
@@ -26,14 +26,30 @@ _WITHOUT_EFFECT = {
     *("deploy", "cpus", "mem_limit", "labels", "logging", "platform", "pull_policy", "stdin_open", "tty"),
 }
 """Services have one network and the task's limits here, and none starts again."""
-_OF_MAIN = {"environment", "depends_on", "volumes", "working_dir"}
+_OF_MAIN = {"build", "environment", "depends_on", "volumes", "working_dir"}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,62}", re.ASCII)
 _IDLE = re.compile(r"((/bin/)?(ba)?sh -c )?(sleep infinity|tail -f /dev/null)")
-_LOGS = {"VERIFIER_LOGS": "/logs/verifier", "AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts"}
+LOGS = {"VERIFIER_LOGS": "/logs/verifier", "AGENT_LOGS": "/logs/agent", "ARTIFACTS": "/logs/artifacts"}
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{(\w+)(?::?-([^${}]*)|:?\?[^${}]*)?\})")
 _ISO = TypeAdapter(timedelta)
 """Durations of ISO 8601, `PT1M30S`; compose writes 1m30s."""
 _TIMES = {"interval": "30s", "timeout": "30s", "start_period": "0s", "start_interval": "5s"}
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that stands twice, as compose does."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        marks: dict[Any, Any] = {}
+        for key, _ in node.value:
+            if marks.setdefault(key.value if isinstance(key, yaml.ScalarNode) else key, key) is not key:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+        return node
+
+
+class _Refused(ValueError):
+    """What is wrong with which part of a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,24 +96,17 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
     """
     values = {
         **(variables or {}),
-        **{f"{side}_{name}_PATH": folder for name, folder in _LOGS.items() for side in ("HOST", "ENV")},
-        **{"MAIN_IMAGE_NAME": MAIN_IMAGE, "PREBUILT_IMAGE_NAME": MAIN_IMAGE, "CONTEXT_DIR": "."},
+        **{f"{side}_{name}_PATH": folder for name, folder in LOGS.items() for side in ("HOST", "ENV")},
+        **{"MAIN_IMAGE_NAME": MAIN_IMAGE, "PREBUILT_IMAGE_NAME": MAIN_IMAGE, "CONTEXT_DIR": str(file.parent)},
         **{"TEST_DIR": "/tests", "CPUS": f"{config.cpus or 1:g}", "MEMORY": f"{config.memory_mb or 2048}M"},
     }
     try:
-        document = dict(_filled(yaml.safe_load(file.read_text(encoding="utf-8")), values, variables is None))
+        said = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        document = dict(_filled(said, values, variables is None))
         raw = {name: dict(said or {}) for name, said in document.pop("services").items()}
         raw = {name: {key: said[key] for key in said if said[key] is not None} for name, said in raw.items()}
         named = dict(document.pop("volumes", None) or {})
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:
+    except _UNREADABLE as error:
         why = f"services: cannot be read as services by name ({' '.join(str(error).split())})"
         return Compose(main=Service(), services={}, problems=[why], without_effect=[])
     keys = [("", key, None, key) for key in document if not str(key).startswith("x-")]
@@ -120,8 +129,9 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
                 name == MAIN and key in _HARBORS and _HARBORS[key](value)
             ):
                 problems.append(f"{where}: is not supported here")
-        except (ValueError, TypeError, AttributeError, KeyError):
-            problems.append(f"{where}: {str(value)[:80]}: is not supported here")
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            why = str(error) if isinstance(error, _Refused) else f"{str(value)[:80]}: is not supported here"
+            problems.append(f"{where}: {why}")
     services = {name: Service(**said) for name, said in given.items()}
     try:
         order = TopologicalSorter({n: each.depends_on for n, each in services.items()}).static_order()
@@ -161,12 +171,20 @@ def _problems(
     """What is not in the task's folder or in the file, and what only several networks could have."""
     for name, service in services.items():
         paths = [("env_file", path) for path in service.env_file]
-        paths += [("build", f"{build['context']}/{build['dockerfile']}")] if (build := service.build) else []
-        logs = _LOGS.values() if name == MAIN else ()  # they are there anyhow
+        if (build := service.build) is not None:
+            places = str(Path(build["context"], build["dockerfile"])), build["context"]
+            outside = (each for each in places if not _is_inside(file.parent / each, file.parents[1]))
+            paths += [("build", next(outside, build["context"]))]
+        logs = LOGS.values() if name == MAIN else ()  # they are there anyhow
         paths += [("volumes", source) for source in service.binds.values() if source not in logs]
         for key, path in paths:
             if not _is_inside(file.parent / path, file.parents[1]):
                 yield f"services.{name}.{key}: {path}: is not in the task's folder"
+            elif key == "env_file":
+                try:
+                    (file.parent / path).read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError) as error:
+                    yield f"services.{name}.{key}: {path}: cannot be read as text: {error}"
         for other, condition in service.depends_on.items():
             known = services.get(other)
             if other != MAIN and (known is None or (condition == HEALTHY and known.healthcheck is None)):
@@ -200,6 +218,9 @@ def _words(said: Any) -> list[str] | None:
 
 
 def _pairs(said: Any) -> dict[str, str | None]:
+    for each in said.values() if isinstance(said, dict) else said:
+        if isinstance(each, dict | list):
+            raise _Refused(f"{str(each)[:40]}: is no text")
     if isinstance(said, list):
         parted = (str(each).partition("=") for each in said)
         return {name: text if is_set else None for name, is_set, text in parted}
@@ -210,16 +231,14 @@ def _pairs(said: Any) -> dict[str, str | None]:
 def _build(said: Any) -> dict[str, Any]:
     given = {"context": said} if isinstance(said, str) else said
     found = {"context": ".", "dockerfile": "Dockerfile", **given}
-    if found.keys() - {"context", "dockerfile", "args", "target"}:
-        raise ValueError
+    _only(found, {"context", "dockerfile", "args", "target"})
     return {**found, "context": str(Path(found["context"])), "args": _pairs(found.get("args") or {})}
 
 
 def _conditions(said: Any) -> dict[str, str]:
     found = {name: (said[name] or {}) if isinstance(said, dict) else {} for name in said}
     conditions = {name: each.get("condition", "service_started") for name, each in found.items()}
-    if set(conditions.values()) - {HEALTHY, "service_started"}:
-        raise ValueError
+    _only(conditions.values(), {HEALTHY, "service_started"})
     return conditions
 
 
@@ -227,14 +246,27 @@ def _check(said: Any) -> Healthcheck | None:
     test, retries = said.get("test", ["NONE"]), said.get("retries", 3)
     times = _TIMES | {key: said[key] for key in said.keys() - {"test", "retries", "disable"}}
     kind, *words = ("CMD-SHELL", test) if isinstance(test, str) else test
-    if times.keys() != _TIMES.keys() or kind not in ("CMD", "CMD-SHELL", "NONE"):
-        raise ValueError
+    _only(times, _TIMES)
+    _only([kind], {"CMD", "CMD-SHELL", "NONE"})
     if kind == "NONE" or said.get("disable"):
         return None
     command = shlex.join(words if kind == "CMD" else ("/bin/sh", "-c", *words))
-    iso = {key: re.sub(r"(\d+)ms", lambda ms: f"{int(ms[1]) / 1000:.3f}s", times[key]) for key in times}
-    seconds = {f"{key}_sec": _ISO.validate_python(f"PT{iso[key].upper()}").total_seconds() for key in iso}
+    seconds = {f"{key}_sec": _seconds(key, said) for key, said in times.items()}
     return Healthcheck(command=command, retries=retries, **seconds)
+
+
+def _seconds(key: str, said: Any) -> float:
+    try:
+        iso = re.sub(r"(\d+)ms", lambda ms: f"{int(ms[1]) / 1000:.3f}s", said)
+        return _ISO.validate_python(f"PT{iso.upper()}").total_seconds()
+    except (ValueError, TypeError):
+        raise _Refused(f"{key}: {str(said)[:40]}: is no time such as 1m30s") from None
+
+
+def _only(said: Iterable[Any], known: Container[str]) -> None:
+    """Raises _Refused: something else is said."""
+    if unknown := [each for each in said if each not in known]:
+        raise _Refused(f"{str(unknown[0])[:40]}: is not supported here")
 
 
 def _mounts(said: Any) -> dict[str, dict[str, str]]:
@@ -258,7 +290,7 @@ def _mounts(said: Any) -> dict[str, dict[str, str]]:
 
 
 _HARBORS: Mapping[str, Callable[[Any], Any]] = {
-    **{"image": MAIN_IMAGE.__eq__, "build": lambda said: _build(said) == _build(".")},
+    "image": lambda said: said == MAIN_IMAGE,
     "command": lambda said: _IDLE.fullmatch(" ".join(_words(said) or ())),
 }
 """Whether what is said of the agent's box is what Harbor says itself."""

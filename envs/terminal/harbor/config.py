@@ -1,7 +1,7 @@
 """`task.toml` of Harbor, schema 1.0 to 1.4, as models; pure.
 
     config = TaskConfig.model_validate(tomllib.loads(text))
-    unknown_keys(config)            # ("agent.max_retries",): keys that Harbor 0.25 does not know either
+    [*unknown_keys(config)]         # ["agent.max_retries"]: keys that Harbor 0.25 does not know either
 
 Values are read as Harbor reads them: whole numbers where fractions may stand, older names of keys. What a
 sandbox of ours cannot do is refused by `support.py`, which looks into nothing that is refused as a whole.
@@ -329,16 +329,12 @@ def _megabytes(size: str) -> int:
     return int(number)
 
 
-def unknown_keys(table: BaseModel, prefix: str = "") -> tuple[str, ...]:
-    """Every key that no model knows, as it is written: `steps[0].agent.retries`."""
-    return tuple(_unknown(table, prefix))
-
-
-def _unknown(value: Any, path: str) -> Iterator[str]:
+def unknown_keys(value: Any, path: str = "") -> Iterator[str]:
+    """Every key of a table that no model knows, as it is written: `steps[0].agent.retries`."""
     if isinstance(value, BaseModel):
         yield from (f"{path}.{name}".lstrip(".") for name in value.model_extra or ())
         for name in type(value).model_fields:
-            yield from _unknown(getattr(value, name), f"{path}.{name}".lstrip("."))
+            yield from unknown_keys(getattr(value, name), f"{path}.{name}".lstrip("."))
     elif isinstance(value, list):
         for number, each in enumerate(value):
-            yield from _unknown(each, f"{path}[{number}]")
+            yield from unknown_keys(each, f"{path}[{number}]")

@@ -14,12 +14,13 @@ A task without `[[steps]]` has one stage without a name.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -41,6 +42,7 @@ from envsdk.envs.terminal.harbor.config import (
 
 CONFIG = "task.toml"
 COMPOSE = "docker-compose.yaml"
+HISTORY = "trajectory.json"
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 
@@ -80,6 +82,8 @@ class Stage:
 
     name: str
     instruction: str
+    history: str
+    """The conversation before it, as text; empty where there was none."""
     timeout_s: float | None
     user: User
     network: tuple[NetworkMode, tuple[str, ...]]
@@ -144,7 +148,7 @@ def read_folder(folder: Path, id: str = "") -> HarborTask:
             box=_agent_box(folder, config),
             stages=tuple(stages),
             strategy=config.multi_step_reward_strategy or "mean",
-            unknown=unknown_keys(config),
+            unknown=(*unknown_keys(config),),
         )
     except _Refused as error:
         raise ConfigurationError(f"{folder}: {error}") from None
@@ -199,13 +203,13 @@ def _agent_box(folder: Path, config: TaskConfig) -> Box:
 
 def _box(context: Path, config: Environment) -> Box:
     """A box of `context`. A set `docker_image` is taken as it is, with the folder's files laid into it."""
-    image, has_dockerfile = config.docker_image, (context / "Dockerfile").is_file()
-    compose = _compose(context)
-    lays = image is not None and not has_dockerfile and context.is_dir() and compose is None
+    image, compose = config.docker_image, _compose(context)
+    is_built = (context / "Dockerfile").is_file() or compose is not None
+    lays = image is not None and not is_built and context.is_dir()
     return Box(
         config=config,
         docker_image=image,
-        context=context if image is None and has_dockerfile else None,
+        context=context if image is None and is_built else None,
         laid=context if lays else None,
         compose=compose,
     )
@@ -226,6 +230,7 @@ def _stage(folder: Path, config: TaskConfig, step: Step | None) -> Stage:
     return Stage(
         name=step.name if step else "",
         instruction=_instruction(folder, home / "instruction.md"),
+        history=_history(folder, home / HISTORY) if not step or step is (config.steps or [step])[0] else "",
         timeout_s=timeout_s,
         user=agent.user if agent.user is not None else config.agent.user,
         network=config.agent_network(step),
@@ -287,6 +292,32 @@ def _instruction(folder: Path, file: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = "is missing" if isinstance(error, FileNotFoundError) else str(error)
         raise _Refused(f"{file.relative_to(folder)}: {why}") from None
+
+
+def _history(folder: Path, file: Path) -> str:
+    """The steps of an ATIF document; of a task with steps, Harbor takes the first one's alone."""
+    if not file.is_file():
+        return ""
+    try:
+        return "\n\n".join(map(_turn, json.loads(file.read_text(encoding="utf-8"))["steps"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _Refused(f"{file.relative_to(folder)}: is no ATIF document: {error!r}") from None
+
+
+def _turn(step: Mapping[str, Any]) -> str:
+    calls = (
+        f"{each['function_name']}({json.dumps(each['arguments'])})" for each in step.get("tool_calls") or ()
+    )
+    results = (step.get("observation") or {}).get("results", ())
+    said = [_text(step["message"]), *calls, *(_text(each.get("content")) for each in results)]
+    return "\n".join((f"[{step['source']}]", *filter(None, said)))
+
+
+def _text(content: Any) -> str:
+    """A message, or the texts of its parts."""
+    if isinstance(content, list):
+        return "\n".join(part.get("text") or f"({part['type']})" for part in content)
+    return content or ""
 
 
 def _no_way_out(folder: Path) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from envsdk.envs.terminal.harbor.compose import read_compose
 from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
-from envsdk.envs.terminal.harbor.folder import CONFIG, Box, HarborTask, Stage
+from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
 
-NO_HISTORY = "trajectory.json"
-IGNORE_FILE = ".harborignore"
+_TRANSPORTS = ("stdio", "sse", "streamable-http", "http")
 
 
 def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = False) -> list[str]:
@@ -36,11 +35,22 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
         for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
             if mode is NetworkMode.ALLOWLIST:
                 said.append(f"{CONFIG}: {key}.network_mode: allowlist: none is reached ({', '.join(hosts)})")
+    for number, server in enumerate(task.config.environment.mcp_servers):
+        transport = server.get("transport", "sse")
+        missing = {"name", "command" if transport == "stdio" else "url"} - server.keys()
+        why = f"{', '.join(sorted(missing))}: is missing"
+        if transport not in _TRANSPORTS:
+            why = f"transport: {transport!r}: known are {', '.join(_TRANSPORTS)}"
+        if missing or transport not in _TRANSPORTS:
+            said.append(f"{CONFIG}: environment.mcp_servers[{number}].{why}")
     if task.config.environment.cpus is not None:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:
         said.append(f"{CONFIG}: verifier.environment_mode: shared: the agent can reach what checks it")
     for box in task.boxes:
+        folder = box.compose.parent if box.compose else box.context or box.laid
+        if folder and (other := folder / COMPOSE.replace("yaml", "yml")).is_file():
+            said.append(f"{other.relative_to(task.folder)}: is not read, as in Harbor: name it {COMPOSE}")
         if (file := box.compose) is not None:
             keys = read_compose(file, box.config).without_effect
             said += [f"{file.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
@@ -49,8 +59,6 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
 
 def _refusals(task: HarborTask) -> Iterator[str]:
     yield from _of_box(task, task.box, "environment")
-    if (task.folder / IGNORE_FILE).exists() or any(task.folder.glob(f"*/**/{IGNORE_FILE}")):
-        yield f"{IGNORE_FILE}: files to be left out are not known here"
     for stage in task.stages:
         yield from _of_stage(task, stage)
 
@@ -66,9 +74,6 @@ def _of_networks(task: HarborTask) -> Iterator[str]:
 
 
 def _of_stage(task: HarborTask, stage: Stage) -> Iterator[str]:
-    home = f"steps/{stage.name}/" if stage.name else ""
-    if (task.folder / home / NO_HISTORY).exists():
-        yield f"{home}{NO_HISTORY}: an agent's earlier conversation cannot be replayed here"
     if stage.verifier.box is not None:
         yield from _of_box(task, stage.verifier.box, "verifier.environment")
     for artifact in stage.artifacts:
@@ -102,3 +107,5 @@ def _of_services(task: HarborTask, has_engine: bool) -> Iterator[str]:
             if compose.needs_engine and not has_engine:
                 yield f"{name}: services beside the box need `backend: podman` or `backend: docker`"
             yield from (f"{name}: {problem}" for problem in compose.problems)
+            if box.context and not compose.main.build and not (box.context / "Dockerfile").is_file():
+                yield f"{name.with_name('Dockerfile')}: is missing, and {COMPOSE} has no services.main.build"

@@ -59,7 +59,7 @@ class CodeReward(AsyncRewardFunction):
         if args.backend == "unsandboxed":
             raise ConfigurationError(
                 "programs that a policy writes are judged in a sandbox only: set `backend` to bubblewrap, "
-                "docker, podman or modal (docs/swe-sandbox.md)"
+                "docker or podman (docs/swe-sandbox.md)"
             )
         self.args = args
         settings = {"commands_at_once": args.programs_at_once, **args.backend_settings}

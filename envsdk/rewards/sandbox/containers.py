@@ -301,17 +301,9 @@ class ContainerBackend(RemoteBackend):
         ]
 
     async def _smoke_run(self) -> None:
-        problem = ""
-        limits = Limits()
         try:
-            sandbox = await self._start(Image(), limits)
-            answer = await sandbox.exec(_SMOKE, timeout_s=60, cwd="/")
-            await sandbox.close()
-            said, processes, memory, *_ = [*answer.output.split("\n"), "", "", ""]
-            if said.split() != ["probe", "lo"]:
-                problem = f"a trial container answered {answer.output[-500:]!r}"
-            elif self.settings.requires_limits:
-                problem = _unlimited(processes, memory, limits)
+            processes, memory, *_ = [*await self._try_out(_SMOKE, "probe lo"), "", ""]
+            problem = _unlimited(processes, memory, Limits()) if self.settings.requires_limits else ""
         except SandboxError as error:
             problem = str(error)
         if problem:

@@ -138,7 +138,15 @@ class KubernetesBackend(RemoteBackend):
             raise ConfigurationError(
                 f"backend `kubernetes`: `warmpools` names no pool of container image {container}"
             )
-        return self._relaying(image, limits, ClaimedPod(backend=self, starts=self._starts)), pool
+        sandbox = RemoteSandbox(
+            id=secrets.token_hex(6),
+            image=image,
+            limits=limits,
+            container=ClaimedPod(backend=self, starts=self._starts),
+            slots=self._slots,
+            relays_binds=bool(image.binds),
+        )
+        return sandbox, pool
 
 
 @contextlib.asynccontextmanager

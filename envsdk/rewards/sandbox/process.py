@@ -101,41 +101,33 @@ class Process:
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
-        if status is not None:
-            _orphans.adopt()
         started = time.perf_counter()
-        try:
-            popen = subprocess.Popen(
-                argv,
-                env=dict(env),
-                cwd="/",
-                pass_fds=[*pass_fds, *(status[1:] if status else ())],
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except BaseException:
+        with contextlib.ExitStack() as undone:
             if status is not None:
-                os.close(status[0])
-                _orphans.leave()
-            raise
-        finally:
-            if status is not None:
-                os.close(status[1])
-        assert popen.stdout is not None
-        try:
+                _orphans.adopt()
+                undone.callback(_orphans.leave)
+                undone.callback(os.close, status[0])
+            try:
+                popen = subprocess.Popen(
+                    argv,
+                    env=dict(env),
+                    cwd="/",
+                    pass_fds=[*pass_fds, *(status[1:] if status else ())],
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            finally:
+                if status is not None:
+                    os.close(status[1])
+            assert popen.stdout is not None
+            # Where no descriptor is left for it, nothing would ever end what has been started.
+            undone.enter_context(popen)
+            undone.callback(os.killpg, popen.pid, signal.SIGKILL)
             exit_fd = os.pidfd_open(popen.pid)
-        except OSError:
-            # No descriptor is left, and nothing would ever end what has been started.
-            os.killpg(popen.pid, signal.SIGKILL)
-            popen.wait()
-            popen.stdout.close()
-            if status is not None:
-                os.close(status[0])
-                _orphans.leave()
-            raise
+            undone.pop_all()
         self = cls(
             pid=popen.pid,
             _popen=popen,

@@ -1,4 +1,5 @@
-"""A sandbox inside a container that somebody else runs: what docker, podman and modal have in common.
+"""A sandbox inside a container that somebody else runs: what docker, podman, E2B and
+Kubernetes have in common.
 
 A container has a first process that only waits. Each command is a shell of its own next to it, fed the
 script on standard input; when it ends, it kills whatever else is running.
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 ENDED = "/dev/shm/.ended"
 WAIT = f"""\
 trap 'kill -9 -1; : > {ENDED}' USR1
-echo $$ > /tmp/.waiting 2>/dev/null
 while ((left = $1 - SECONDS, left > 0)); do sleep $((left < 60 ? left : 60)) & wait $!; done
 """
 """The first process: waits $1 seconds, and buries the processes that others leave, as bash does while it
@@ -124,9 +124,10 @@ class Container(ABC):
         """Go on as a new container of what `keep` returned."""
         raise NotImplementedError
 
-    async def meet(self, script: str = "echo $PPID") -> None:
+    async def meet(self) -> None:
         """Ask which process inside starts all others. Raises SandboxError: none answers."""
-        ended = await self.shell(Shell(argv=["bash", "-c", script], timeout_s=120, keep=64, max_output=64))
+        argv = ["bash", "-c", "echo $PPID"]
+        ended = await self.shell(Shell(argv=argv, timeout_s=120, keep=64, max_output=64))
         self.waiting_process = ended.output.text().strip()
         if ended.reason is not ExecEnd.EXIT or not self.waiting_process.isdigit():
             raise SandboxError(f"the sandbox does not answer: {ended.output.text()}")
@@ -137,11 +138,6 @@ class Container(ABC):
             await self.end()
         except (OSError, SandboxError) as error:
             log.warning("a sandbox is left to its time to live: %s", error)
-
-
-@dataclass(frozen=True, slots=True)
-class KeptImage:
-    name: str
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -249,12 +245,12 @@ class RemoteSandbox(ShellSandbox):
 
     async def snapshot(self) -> Snapshot:
         async with self._in_use(), self.slots:
-            return KeptImage(await self.container.keep())
+            return await self.container.keep()
 
     async def restore(self, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, KeptImage)
+        assert isinstance(snapshot, str)
         async with self._in_use(), self.slots:
-            await self.container.replaced_by(snapshot.name)
+            await self.container.replaced_by(snapshot)
             self._kills = 0
 
     async def alive(self) -> bool:
@@ -343,24 +339,15 @@ class RemoteBackend(ABC):
         self._keep(sandbox)
         return sandbox
 
-    async def _try_out(self) -> None:
-        """Run a small command. Raises SandboxError: that failed."""
+    async def _try_out(self, script: str = "echo probe", answer: str = "probe") -> list[str]:
+        """The lines that a small script prints after its answer. Raises SandboxError: that failed."""
         sandbox = await self._start(Image(), Limits())
-        answer = await sandbox.exec("echo probe", timeout_s=60, cwd="/")
+        said = (await sandbox.exec(script, timeout_s=60, cwd="/")).output
         await sandbox.close()
-        if answer.output != "probe\n":
-            raise SandboxError(f"a trial sandbox answered {answer.output[-500:]!r}")
-
-    def _relaying(self, image: Image, limits: Limits, container: Container) -> RemoteSandbox:
-        """A sandbox in a container that can show no folders of this machine."""
-        return RemoteSandbox(
-            id=secrets.token_hex(6),
-            image=image,
-            limits=limits,
-            container=container,
-            slots=self._slots,
-            relays_binds=bool(image.binds),
-        )
+        first, *lines = said.split("\n")
+        if " ".join(first.split()) != answer:
+            raise SandboxError(f"a trial sandbox answered {said[-500:]!r}")
+        return lines
 
     def _keep(self, sandbox: RemoteSandbox) -> None:
         """Close it with the others."""

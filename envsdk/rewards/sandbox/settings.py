@@ -36,8 +36,6 @@ class BubblewrapSettings(SandboxSettings):
     """When run by root: the user, of no other use on this machine, that sandboxed processes are outside."""
     kept_trees: NonNegativeInt = 32
     """How many copies of trees, made for the sandboxes' user, are kept while no sandbox uses them."""
-    allow_copies: bool = True
-    """Whether trees are copied where the kernel refuses overlayfs; otherwise that is an error."""
     images: Mapping[str, Path | Literal["host"]] = Field(default_factory=dict)
     """Base images of Dockerfiles: the first name or pattern (`python:3.*`) that fits counts. Each is a folder
     with a root file system, or `host`, this machine's `/usr` and Python."""
@@ -76,18 +74,6 @@ class ContainerSettings(RemoteSettings):
     """Whether a container's disk usage is asked for after each command."""
     requires_limits: bool = True
     """Whether a program whose containers have no limit on processes or memory is refused."""
-
-
-class ModalSettings(RemoteSettings):
-    """Settings of the `modal` backend."""
-
-    app: str = "envsdk-sandboxes"
-    """Name of the app that sandboxes belong to; made where it does not exist."""
-    image: str = "python:3.11"
-    """Container image, from a registry, where an image names none."""
-    cpu: PositiveFloat = 1.0
-    """Cores of one sandbox."""
-    time_to_live_s: Annotated[int, Field(gt=0, le=24 * 3600)] = 4 * 3600
 
 
 class E2BSettings(RemoteSettings):

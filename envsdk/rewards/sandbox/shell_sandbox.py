@@ -245,13 +245,9 @@ async def as_file(content: bytes | IO[bytes]) -> AsyncIterator[IO[bytes]]:
         return
     with os.fdopen(os.memfd_create("sandbox"), "w+b") as file:
         if content:
-            await in_thread(_fill, file, content)
+            await in_thread(file.write, content)
+            file.seek(0)
         yield file
-
-
-def _fill(file: IO[bytes], content: bytes) -> None:
-    file.write(content)
-    file.seek(0)
 
 
 @contextlib.asynccontextmanager

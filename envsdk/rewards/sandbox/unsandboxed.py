@@ -33,11 +33,6 @@ from envsdk.rewards.sandbox.threads import in_thread
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CopySnapshot:
-    folder: Path
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Unsandboxed(ShellSandbox):
     """A copy of a tree, and no protection. Made by `UnsandboxedBackend.start`.
@@ -86,13 +81,13 @@ class Unsandboxed(ShellSandbox):
         async with self._in_use():
             kept = self.folder / f"kept-{secrets.token_hex(4)}"
             await in_thread(shutil.copytree, self.tree, kept, symlinks=True)
-            return CopySnapshot(kept)
+            return kept
 
     async def restore(self, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, CopySnapshot)
+        assert isinstance(snapshot, Path)
         async with self._in_use():
             await in_thread(shutil.rmtree, self.tree)
-            await in_thread(shutil.copytree, snapshot.folder, self.tree, symlinks=True)
+            await in_thread(shutil.copytree, snapshot, self.tree, symlinks=True)
 
     def _is_gone(self) -> bool:
         return self._closed or not self.tree.is_dir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from pydantic import ValidationError
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.harbor.config import Artifact, Mode, NetworkMode, TaskConfig, unknown_keys
 from envsdk.envs.terminal.harbor.folder import find_folders, instruction_in, read_folder
+from envsdk.envs.terminal.harbor.inputs import inputs, packed
 from envsdk.envs.terminal.harbor.support import refusals, remarks
 
 OLD = """
@@ -137,8 +140,6 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
             {"environment/docker-compose.yaml": ""},
             "environment/docker-compose.yaml: services: cannot be read",
         ),
-        ("", {"trajectory.json": "{}"}, "trajectory.json: an agent's earlier conversation"),
-        ("", {"tests/.harborignore": "x"}, ".harborignore: files to be left out"),
         ("[verifier.environment]\ngpus = 1", {}, "task.toml: verifier.environment.gpus: 1"),
         ("[agent]\ntimeout_sec = 0", {}, "task.toml: agent.timeout_sec: 0: nothing can be done"),
         ("[verifier]\ntimeout_sec = -1", {}, "task.toml: verifier.timeout_sec: -1: nothing can be done"),
@@ -170,6 +171,7 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
             "environment_mode = 'shared' contradicts [verifier.environment]",
         ),
         ({"instruction.md": None}, "instruction.md: is missing"),
+        ({"trajectory.json": "{}"}, "trajectory.json: is no ATIF document: KeyError('steps')"),
         ({"tests/test.sh": None}, "tests/test.sh: is missing"),
         (
             {"environment/Dockerfile": None},
@@ -216,6 +218,71 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (folder / "tests/link").symlink_to("../../secret")
     with pytest.raises(ConfigurationError, match="tests/link: is a link that leads out"):
         read_folder(folder)
+
+
+HISTORY = """{"schema_version": "ATIF-v1.7", "steps": [
+  {"source": "user", "message": "Look around."},
+  {"source": "agent", "message": "", "tool_calls": [
+    {"tool_call_id": "1", "function_name": "bash", "arguments": {"command": "ls"}}
+  ], "observation": {"results": [{"content": [{"type": "text", "text": "a b"}, {"type": "image"}]}]}}
+]}"""
+
+
+def test_an_earlier_conversation_is_read_for_the_first_instruction_alone(tmp_path: Path) -> None:
+    (stage,) = read_folder(write_task(tmp_path / "one", {"trajectory.json": HISTORY})).stages
+    assert stage.history == '[user]\nLook around.\n\n[agent]\nbash({"command": "ls"})\na b\n(image)'
+    steps = {f"steps/{name}/instruction.md": "Do it." for name in "ab"}
+    files = {
+        "trajectory.json": "of no step",
+        "steps/a/trajectory.json": HISTORY,
+        "steps/b/trajectory.json": "?",
+    }
+    toml = "[[steps]]\nname = 'a'\n[[steps]]\nname = 'b'"
+    one, two = read_folder(write_task(tmp_path / "two", {"task.toml": toml, **steps, **files})).stages
+    assert (one.history, two.history) == (stage.history, "")
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ('{name = "a", transport = "http", url = "u"}', ""),
+        ('{name = "a", url = "u"}', ""),
+        ('{name = "a", transport = "stdio", command = "c"}', ""),
+        ('{name = "a", transport = "stdio", url = "u"}', "command: is missing"),
+        ("{}", "name, url: is missing"),
+        (
+            '{name = "a", url = "u", transport = "ws"}',
+            "transport: 'ws': known are stdio, sse, streamable-http",
+        ),
+    ],
+)
+def test_an_mcp_server_that_harbor_refuses_is_named(tmp_path: Path, server: str, said: str) -> None:
+    task = read_folder(write_task(tmp_path, {"task.toml": f"[environment]\nmcp_servers = [{server}]"}))
+    found = [line for line in remarks(task, has_network=False) if "mcp_servers" in line]
+    assert [line.partition("mcp_servers[0].")[2][: len(said)] for line in found] == ([said] if said else [])
+    assert refusals(task) == []
+
+
+def test_what_harborignore_names_stays_out_of_the_box_by_gits_patterns(tmp_path: Path) -> None:
+    files = {
+        "tests/.harborignore": "*.pyc\n/data/\nkeep/*\n!keep/this\n# no pattern\n",
+        **{f"tests/{name}": "" for name in ("a.pyc", "a.py", "data/x", "sub/data/x", "sub/b.pyc")},
+        **{f"tests/{name}": "" for name in ("keep/this", "keep/that", "again/c.pyc")},
+        "tests/again/.harborignore": "!c.pyc\n",
+        "environment/.harborignore": "*\n",
+        "environment/file": "",
+    }
+    folder = write_task(tmp_path, files)
+    assert refusals(read_folder(folder)) == []
+    assert [path.relative_to(folder / "tests").as_posix() for path in inputs(folder / "tests")] == [
+        *("a.py", "again", "again/c.pyc", "keep", "keep/this", "sub", "sub/data", "sub/data/x", "test.sh"),
+    ]
+    assert [path.name for path in inputs(folder / "environment")] == ["Dockerfile", "file"]
+    with tarfile.open(fileobj=io.BytesIO(packed(folder / "tests"))) as tar:
+        assert {*tar.getnames()} == {
+            ".",
+            *(str(p.relative_to(folder / "tests")) for p in inputs(folder / "tests")),
+        }
 
 
 def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def read(
     folder: Path, services: dict[str, Any], variables: dict[str, str] | None = None, **top: Any
 ) -> Compose:
     (folder / "environment/db").mkdir(parents=True, exist_ok=True)
-    (folder / "environment/db/Dockerfile").write_text("FROM python:3.12\n")
+    for name in ("environment/Dockerfile", "environment/db/Dockerfile"):
+        (folder / name).write_text("FROM python:3.12\n")
     file = folder / "environment/docker-compose.yaml"
     file.write_text(json.dumps({"services": services, **top}, ensure_ascii=False), errors="replace")
     return read_compose(file, CONFIG, variables)
@@ -89,7 +90,28 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
         ({"db": {"image": "x", "network_mode": "host"}}, "services.db.network_mode: is not supported here"),
         ({"db": {}}, "services.db.image: is missing, and `build` too"),
         ({"db": {"build": "../.."}}, "services.db.build: ../../Dockerfile: is not in the task's folder"),
-        ({"db": {"build": {"context": "db", "secrets": []}}}, "services.db.build: {"),
+        ({"main": {"build": {"context": "${CONTEXT_DIR}/../.."}}}, "services.main.build: "),
+        (
+            {"main": {"build": {"context": "../..", "dockerfile": "${CONTEXT_DIR}/Dockerfile"}}},
+            "services.main.build: ../..: is not in the task's folder",
+        ),
+        (
+            {"db": {"build": {"context": "db", "secrets": []}}},
+            "services.db.build: secrets: is not supported here",
+        ),
+        (
+            {"db": {"image": "x", "environment": {"A": {"B": "c"}}}},
+            "services.db.environment: {'B': 'c'}: is no text",
+        ),
+        (
+            {"db": {"image": "x", "environment": [{"A": "b"}]}},
+            "services.db.environment: {'A': 'b'}: is no text",
+        ),
+        ({"db": {"image": "x", "env_file": "db"}}, "services.db.env_file: db: cannot be read as text: "),
+        (
+            {"db": {"image": "x", "env_file": "db/latin"}},
+            "services.db.env_file: db/latin: cannot be read as text: 'utf-8' codec",
+        ),
         (
             {"db": {"image": "x", "env_file": "gone"}},
             "services.db.env_file: gone: is not in the task's folder",
@@ -110,13 +132,16 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
         ),
         (
             {"db": {"image": "x", "depends_on": {"main": {"condition": "service_completed_successfully"}}}},
-            "services.db.depends_on: {",
+            "services.db.depends_on: service_completed_successfully: is not supported here",
         ),
         (
             {"db": {"image": "x", "healthcheck": {"test": "x", "interval": "soon"}}},
-            "services.db.healthcheck: {",
+            "services.db.healthcheck: interval: soon: is no time such as 1m30s",
         ),
-        ({"db": {"image": "x", "healthcheck": {"test": "x", "every": "1s"}}}, "services.db.healthcheck: {"),
+        (
+            {"db": {"image": "x", "healthcheck": {"test": "x", "every": "1s"}}},
+            "services.db.healthcheck: every: is not supported here",
+        ),
         (
             {"a": {"image": "x", "depends_on": ["b"]}, "b": {"image": "x", "depends_on": ["a"]}},
             "services: depend on each other: ",
@@ -142,6 +167,8 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
 def test_what_cannot_be_done_is_refused_by_file_and_key(
     tmp_path: Path, services: dict[str, Any], said: str
 ) -> None:
+    (tmp_path / "environment/db").mkdir(parents=True)
+    (tmp_path / "environment/db/latin").write_bytes(b"A=\xe9\n")
     (found,) = read(write_task(tmp_path), services).problems
     assert found.startswith(said)
     *_, refused = refusals(read_folder(tmp_path), has_engine=True)
@@ -215,7 +242,53 @@ def test_the_lines_of_an_env_file_are_values_without_quotes_comments_and_export(
     assert list(assignments(tmp_path / "env")) == expected
 
 
-def test_a_document_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    folder = write_task(tmp_path)
-    (folder / "docker-compose.yaml").write_text("services: &s {main: {}, a: *s}")
-    assert "cannot be read" in read_compose(folder / "docker-compose.yaml", Environment()).problems[0]
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("services: &s {main: {}, a: *s}", "cannot be read as services by name"),
+        ("services:\n  a: {image: x}\n  a: {image: y}\n", "'a' stands twice in "),
+        ("services:\n  a:\n    image: x\n    image: y\n", "line 4"),
+    ],
+)
+def test_a_document_that_holds_itself_or_a_key_twice_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = write_task(tmp_path, {"environment/docker-compose.yaml": text}) / "environment/docker-compose.yaml"
+    (problem,) = read_compose(file, Environment()).problems
+    assert said in problem
+
+
+def test_a_key_that_is_merged_and_said_anew_stands_once(tmp_path: Path) -> None:
+    text = (
+        "x-a: &a {image: x}\nx-b: &b {<<: *a, image: y}\nservices: {main: {}, c: *b, d: {<<: *b, image: z}}\n"
+    )
+    file = write_task(tmp_path, {"environment/docker-compose.yaml": text}) / "environment/docker-compose.yaml"
+    compose = read_compose(file, Environment())
+    assert (compose.problems, {name: each.image for name, each in compose.services.items()}) == (
+        [],
+        {"c": "y", "d": "z"},
+    )
+
+
+def test_the_agents_image_may_be_built_of_another_folder_and_file(tmp_path: Path) -> None:
+    build = {"context": "${CONTEXT_DIR}/..", "dockerfile": "${CONTEXT_DIR}/db/Dockerfile", "args": ["A"]}
+    compose = read(write_task(tmp_path, {"environment/Dockerfile": None}), {"main": {"build": build}})
+    assert compose.problems == []
+    assert compose.main.build == {
+        "context": str(tmp_path / "environment/.."),
+        "dockerfile": str(tmp_path / "environment/db/Dockerfile"),
+        "args": {"A": None},
+    }
+    (tmp_path / "environment/Dockerfile").unlink()
+    assert refusals(read_folder(tmp_path)) == []
+    read(tmp_path, {"main": {}})
+    (tmp_path / "environment/Dockerfile").unlink()
+    (refused,) = refusals(read_folder(tmp_path))
+    assert refused.startswith(
+        "environment/Dockerfile: is missing, and docker-compose.yaml has no services.main"
+    )
+
+
+def test_a_compose_file_of_the_other_ending_is_not_read_and_that_is_said(tmp_path: Path) -> None:
+    task = read_folder(write_task(tmp_path, {"environment/docker-compose.yml": "services: {a: {}}"}))
+    assert refusals(task) == []
+    said = "environment/docker-compose.yml: is not read, as in Harbor: name it docker-compose.yaml"
+    assert said in remarks(task, has_network=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -261,6 +262,9 @@ env = {WANTED = "one two"}
     _, paid, _ = await play(env, 'echo "$A $B" > said')
     assert paid == 1.0
     await env.close()
+    of_verifier = write_task(tmp_path / "c", {"task.toml": '[verifier.env]\nA = "${A}"'})
+    with pytest.raises(ConfigurationError, match=r"^c: task\.toml: verifier\.env\.A: needs the"):
+        await play(make(of_verifier, validate=True))
     write_task(folder, {"task.toml": toml, "environment/Dockerfile": "FROM host\nRUN false\n"})
     env = make(folder)  # said before anything is built
     with pytest.raises(
@@ -322,6 +326,55 @@ async def test_a_solution_of_several_files_brings_them_along(tmp_path: Path) -> 
     }
     paid, _ = await solve(make(write_task(tmp_path, files)), 0)
     assert paid == 1.0
+
+
+@pytest.mark.parametrize("files", [{}, {"solution/more": ""}])
+@pytest.mark.asyncio
+async def test_a_solution_is_the_same_command_at_any_time_and_runs_once_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str]
+) -> None:
+    runs = "#!/bin/bash\necho once >> /app/runs; exit 3"
+    test = "#!/bin/bash\n[ $(wc -l < /app/runs) = 1 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    task = write_task(tmp_path, {"solution/solve.sh": runs, "tests/test.sh": test, **files})
+    years = itertools.count()
+    monkeypatch.setattr("gzip.time.time", lambda: next(years) * 3e7)
+    paid, info = await solve(make(task), 0)
+    assert (paid, info["metrics"]["submitted"]) == (1.0, 1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_solution_that_does_not_get_through_its_own_gates_is_none(tmp_path: Path) -> None:
+    toml = "[[steps]]\nname = 'one'\nmin_reward = 1\n[[steps]]\nname = 'two'\nmin_reward = 1"
+    files = {"task.toml": toml, **{f"steps/{name}/instruction.md": "Do it." for name in ("one", "two")}}
+    half = "[ -e /app/x ] && echo 0.5 || echo 0; } > /logs/verifier/reward.txt\n"
+    files |= {"solution/solve.sh": "touch /app/x", "tests/test.sh": "#!/bin/bash\n{ " + half}
+    with pytest.raises(ConfigurationError, match=r"no reward: step one: reward = 0\.5 is below min_reward 1"):
+        await play(make(write_task(tmp_path / "one", files), validate=True))
+    ungated = write_task(tmp_path / "two", {**files, "task.toml": toml.replace("min_reward = 1\n", "")})
+    _, paid, _ = await play(make(ungated, validate=True), f"touch /app/x; {SUBMIT_COMMAND}")
+    assert paid == 0.5, "the last step's gate keeps nothing out"
+
+
+@pytest.mark.parametrize("user", ["1000", '"1000"', '"1000:1000"', '"nobody:nogroup"'])
+@pytest.mark.asyncio
+async def test_a_user_may_be_a_number_and_have_a_group(tmp_path: Path, user: str) -> None:
+    files = {
+        "task.toml": f"[agent]\nuser = {user}\n[verifier]\nuser = {user}",
+        "environment/Dockerfile": "FROM host\nWORKDIR /app\nUSER 7:8\nRUN id -u > first\n",
+        "tests/test.sh": "#!/bin/bash\necho $(($(id -u) - $(< first))) > /logs/verifier/reward.txt\n",
+    }
+    number = 65534 if "nobody" in user else 1000
+    _, paid, _ = await play(make(write_task(tmp_path, files)), f"[ $(id -u) = {number} ] || rm first")
+    assert paid == number - 7
+
+
+@pytest.mark.asyncio
+async def test_an_earlier_conversation_comes_before_the_first_instruction(tmp_path: Path) -> None:
+    history = '{"steps": [{"source": "user", "message": "Look around."}]}'
+    observation, _ = await make(write_task(tmp_path, {"trajectory.json": history})).reset(seed=0)
+    assert observation.startswith(
+        "<earlier_conversation>\n[user]\nLook around.\n</earlier_conversation>\n\n<task>"
+    )
 
 
 def test_a_folder_is_a_list_with_splits(tmp_path: Path) -> None:

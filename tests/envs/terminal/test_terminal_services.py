@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from envsdk.envs.terminal.env import TerminalEnv
-from envsdk.envs.terminal.harbor.rewards import NoReward
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.rewards.sandbox import SandboxError
 from tests.envs.terminal.harbor_folders import write_task
@@ -154,13 +153,29 @@ async def test_services_run_before_the_agent_works_and_keep_their_state_for_the_
     assert left(engine) == []
 
 
-async def test_a_service_that_ends_with_an_error_leaves_the_episode_without_an_outcome(
+async def test_a_service_that_an_agent_has_ended_is_named_and_the_tests_decide(
     engine: Engine, tmp_path: Path
 ) -> None:
     env = env_of(write_task(tmp_path / "task", FILES), engine)
-    with pytest.raises(NoReward, match="service store: ended with code 3"):
-        await played(env, "python /ask.py http://store:8080/end")
+    await env.reset(seed=0)
+    await env.step("```bash\npython /ask.py http://store:8080/end\n```")
+    *_, reward, _, _, info = await env.step("```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")
+    assert (reward, info["artifacts_left_out"]) == (0.0, ["service store: ended with code 3: "])
     assert left(engine) == []
+
+
+async def test_the_agents_image_is_built_of_the_folder_and_file_that_compose_names(
+    engine: Engine, tmp_path: Path
+) -> None:
+    build = {"context": "${CONTEXT_DIR}/..", "dockerfile": "${CONTEXT_DIR}/Dockerfile", "args": ["SECOND"]}
+    files = {
+        "environment/docker-compose.yaml": json.dumps({"services": {"main": {"build": build}}}),
+        "environment/Dockerfile": f"FROM {IMAGE}\nARG SECOND\nCOPY app /app\nRUN echo $SECOND > /app/2\n",
+        "app/file": "given",
+        "tests/test.sh": """\
+[ "$(cat /app/file /app/2)" = givenb ]; echo $((1 - $?)) > /logs/verifier/reward.txt""",
+    }
+    assert (await played(env_of(write_task(tmp_path / "task", files), engine), "true"))[0] == 1.0
 
 
 @pytest.mark.parametrize(

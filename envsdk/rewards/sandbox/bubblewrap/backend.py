@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import platform
 import secrets
@@ -14,7 +13,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
-from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
 from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER
 from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.roots import (
@@ -35,14 +34,7 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import (
-    CopiedState,
-    OverlayState,
-    Owner,
-    SharedLayers,
-    State,
-    owned_copy,
-)
+from envsdk.rewards.sandbox.bubblewrap.state import STAGE, OverlayState, Owner, SharedLayers, owned_copy
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
 from envsdk.rewards.sandbox.contract import (
@@ -58,25 +50,10 @@ from envsdk.rewards.sandbox.images.build import Build
 from envsdk.rewards.sandbox.settings import BubblewrapSettings, parse_settings
 from envsdk.rewards.sandbox.threads import in_thread
 
-log = logging.getLogger(__name__)
-
 _PROBE = 'set -e; echo probe > written; echo "$(id -u) $(cat shown)"'
 _PROBE_ANSWER = "1000 shown"
 NO_TREE = "no-tree"
 """Empty folder in the lease's, for images without a tree."""
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """What a probe has found, and the folder that this process holds."""
-
-    lease: leases.Lease
-    shared: Surroundings
-    slots: asyncio.Semaphore
-    overlay: bool
-    cgroups: CgroupRoot | None
-    trees: Trees
-    layers: Layers
 
 
 class BubblewrapBackend:
@@ -91,7 +68,7 @@ class BubblewrapBackend:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(BubblewrapSettings, settings, backend=self.name)
-        self._prepared: _Prepared | None = None
+        self._prepared: Surroundings | None = None
         self._preparing: asyncio.Lock | None = None
         self._sandboxes: list[BubblewrapSandbox] = []
 
@@ -114,43 +91,32 @@ class BubblewrapBackend:
         if self._prepared is not None:
             prepared, self._prepared = self._prepared, None
             await prepared.trees.copied()
-            await in_thread(prepared.lease.release)
+            await in_thread(prepared.held.release)
 
-    async def _prepare(self) -> _Prepared:
+    async def _prepare(self) -> Surroundings:
         self._preparing = self._preparing or asyncio.Lock()
         async with self._preparing:
             if self._prepared is None:
-                self._prepared = await self._first_that_works()
+                self._prepared = await self._tried_out()
         return self._prepared
 
-    async def _first_that_works(self) -> _Prepared:
-        """Try a sandbox for real, over an overlay and else over a copy."""
+    async def _tried_out(self) -> Surroundings:
+        """Try a sandbox for real."""
         await in_thread(leases.sweep, self.settings.state_dir, cgroups.sweep)
         lease = leases.Lease(self.settings.state_dir)
         try:
-            problems: list[str] = []
-            for overlay in (True, False) if self.settings.allow_copies else (True,):
-                prepared = await self._surroundings(lease, overlay=overlay)
-                answer = await self._try(prepared)
-                if answer.ok and answer.output.strip() == _PROBE_ANSWER:
-                    if not overlay:
-                        log.warning(
-                            "sandboxes copy their trees: overlayfs is refused here (%s); "
-                            "another `state_dir` may allow it",
-                            problems[0],
-                        )
-                    weakref.finalize(self, _release, lease, os.getpid())
-                    return prepared
-                problems.append(" ".join(answer.output.split())[:500] or f"return code {answer.returncode}")
+            prepared = await self._surroundings(lease)
+            answer = await self._try(prepared)
+            if not answer.ok or answer.output.strip() != _PROBE_ANSWER:
+                why = " ".join(answer.output.split())[:500] or f"return code {answer.returncode}"
+                raise SandboxUnavailable(f"bubblewrap cannot run sandboxes here: {why}. {advice(why)}")
         except BaseException:
             await in_thread(lease.release)
             raise
-        await in_thread(lease.release)
-        raise SandboxUnavailable(
-            f"bubblewrap cannot run sandboxes here: {problems[-1]}. {advice(problems[-1])}"
-        )
+        weakref.finalize(self, _release, lease, os.getpid())
+        return prepared
 
-    async def _surroundings(self, lease: leases.Lease, *, overlay: bool) -> _Prepared:
+    async def _surroundings(self, lease: leases.Lease) -> Surroundings:
         uid = os.geteuid()
         owner = (
             Owner(self.settings.uid, self.settings.uid, True) if uid == 0 else Owner(uid, os.getegid(), False)
@@ -167,27 +133,27 @@ class BubblewrapBackend:
                 filters[one_owner].write_bytes(program)
         python = await asyncio.to_thread(interpreter, self._python(None))
         system = await asyncio.to_thread(this_system, shows_usr_local=python.in_usr_local)
-        shared = Surroundings(
-            lease=lease.name,
+        groups = await asyncio.to_thread(cgroups.find_root)
+        if groups is not None:
+            groups.note(lease.folder)
+        return Surroundings(
+            held=lease,
             owner=owner,
             system=system,
             etc=etc,
             seccomp=filters.get(False),
             seccomp_own_root=filters.get(True),
             watch=Watch(),
-            layers=SharedLayers(lease.folder),
+            forked=SharedLayers(lease.folder),
+            trees=Trees(lease.folder, owner, self.settings.kept_trees),
+            layers=Layers(self.settings.state_dir / "images", self.settings.images_mb << 20),
+            cgroups=groups,
+            slots=asyncio.Semaphore(self.settings.commands_at_once),
         )
-        trees = Trees(lease.folder, owner, self.settings.kept_trees)
-        groups = await asyncio.to_thread(cgroups.find_root)
-        if groups is not None:
-            groups.note(lease.folder)
-        slots = asyncio.Semaphore(self.settings.commands_at_once)
-        layers = Layers(self.settings.state_dir / "images", self.settings.images_mb << 20)
-        return _Prepared(lease, shared, slots, overlay, groups, trees, layers)
 
-    async def _try(self, prepared: _Prepared) -> ExecResult:
+    async def _try(self, prepared: Surroundings) -> ExecResult:
         """A command that writes into a tree, as a sandbox's user, in a sandbox that is thrown away."""
-        tree = Path(tempfile.mkdtemp(dir=prepared.lease.folder))
+        tree = Path(tempfile.mkdtemp(dir=prepared.held.folder))
         (tree / "shown").write_text("shown")
         sandbox = await self._start(prepared, Image(tree=tree), Limits())
         try:
@@ -200,9 +166,9 @@ class BubblewrapBackend:
             )
         return answer
 
-    async def _start(self, prepared: _Prepared, image: Image, limits: Limits) -> BubblewrapSandbox:
+    async def _start(self, prepared: Surroundings, image: Image, limits: Limits) -> BubblewrapSandbox:
         python = await asyncio.to_thread(interpreter, self._python(image))
-        source = (image.tree or prepared.lease.folder / NO_TREE).resolve()
+        source = (image.tree or prepared.held.folder / NO_TREE).resolve()
         layers = image.root.layers if image.root is not None else ()
         prepared.layers.hold(layers)
         try:
@@ -225,7 +191,7 @@ class BubblewrapBackend:
 
     async def _on(
         self,
-        prepared: _Prepared,
+        prepared: Surroundings,
         image: Image,
         limits: Limits,
         tree: Path,
@@ -237,7 +203,7 @@ class BubblewrapBackend:
         binds = {} if image.root is not None else {str(folder): folder for folder in python.outside_usr}
         if image.network:
             binds[RESOLVER] = Path(RESOLVER)
-        folder = prepared.lease.folder / name
+        folder = prepared.held.folder / name
         try:
             state = await in_thread(self._make, prepared, folder, tree, image, binds)
         except BaseException:
@@ -253,7 +219,7 @@ class BubblewrapBackend:
             state=state,
             binds=binds,
             env={**(_environment(python) if image.root is None else BASE_ENV), **image.env},
-            shared=prepared.shared,
+            shared=prepared,
             cgroup=_cgroup(prepared, name, limits),
             give_back=give_back,
             own_root=own_mounts(image, image.root, binds) if image.root is not None else (),
@@ -261,15 +227,11 @@ class BubblewrapBackend:
         )
 
     def _make(
-        self, prepared: _Prepared, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
-    ) -> State:
+        self, prepared: Surroundings, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
+    ) -> OverlayState:
         """The sandbox's folder; `binds` gets the image's, in places that the sandbox's user may read."""
-        if image.root is not None and not prepared.overlay:
-            raise ConfigurationError(
-                "an image with a root needs overlayfs: set `state_dir` to a disk that has it"
-            )
         folder.mkdir(mode=0o711)
-        owner = prepared.shared.owner
+        owner = prepared.owner
         for number, (inside, named) in enumerate(sorted(image.binds.items())):
             source = named.absolute()
             readable = not owner.is_root or _is_open(source, source.stat().st_ctime_ns)
@@ -287,8 +249,6 @@ class BubblewrapBackend:
                 point.mkdir()
             else:
                 point.touch()
-        if not prepared.overlay:
-            return CopiedState(folder, tree, owner)
         state = OverlayState(folder, parts, owner)
         if image.root is not None:
             lay_points(state, own_mounts(image, image.root, binds), binds)
@@ -334,11 +294,19 @@ class BubblewrapBackend:
                 f"there is no image {name!r} here: `images` of `bubblewrap` names its folder, or `host`"
             )
         prepared = await self._prepare()
-        shared = prepared.shared
         python = await asyncio.to_thread(interpreter, self._python(None))
-        layer, places, fill = await in_thread(choose_base, source, shared.system, python, shared.owner)
+        layer, places, fill = await in_thread(choose_base, source, prepared.system, python, prepared.owner)
         await prepared.layers.make(layer, lambda folder: in_thread(fill, folder))
         return Root(layers=(layer,), places=places)
+
+    def bare_folder(self, name: str) -> Path | None:
+        """The folder of a base image in which nothing can be run, for it has no bash."""
+        source = self._source(name)
+        if not isinstance(source, Path) or any(
+            (source / bin / "bash").exists() for bin in ("bin", "usr/bin")
+        ):
+            return None
+        return source.resolve()
 
     def _source(self, name: str) -> Path | str | None:
         """What the settings name for a base image."""
@@ -355,7 +323,6 @@ class BubblewrapBackend:
             sandbox = await self.start(image, limits=limits)
             try:
                 await work(sandbox)
-                assert isinstance(sandbox.state, OverlayState)
                 await in_thread(sandbox.state.move_to, folder)
             finally:
                 await sandbox.close()
@@ -376,11 +343,11 @@ def _environment(python: Interpreter) -> dict[str, str]:
     }
 
 
-def _cgroup(prepared: _Prepared, name: str, limits: Limits) -> Cgroup | None:
+def _cgroup(prepared: Surroundings, name: str, limits: Limits) -> Cgroup | None:
     if prepared.cgroups is None:
         return None
     with contextlib.suppress(OSError):
-        return prepared.cgroups.create(prepared.lease.name, name, limits)
+        return prepared.cgroups.create(prepared.held.name, name, limits)
     return None
 
 
@@ -419,4 +386,6 @@ def advice(problem: str) -> str:
             "mounts (docker run --security-opt seccomp=unconfined --cap-add SYS_ADMIN). "
             "Or use another backend."
         )
+    if f"{STAGE}/tree: " in problem:
+        return "overlayfs is refused there: set `state_dir` to a folder on ext4, xfs, btrfs or tmpfs."
     return "Use another sandbox backend, or another machine: docs/swe-sandbox.md."

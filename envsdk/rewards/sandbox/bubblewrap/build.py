@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
 
+from e2b_dockerfile_utils import PatternMatcher
+
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap.roots import digest
@@ -100,7 +102,9 @@ class _Builder:
                 )
                 work, what = self._run(step, _root(image).places), digest(step.argv, step.args, settings)
             case Copy(origin=None):
-                work, what = await self._copy(step)
+                work, what = await self._copy(step, self.context)
+            case Copy(origin=str(name)) if (files := self.backend.bare_folder(name)) is not None:
+                work, what = await self._copy(step, Context(files, PatternMatcher([])))
             case Copy():
                 assert step.origin is not None
                 origin = await self._image(step.origin, step.line)
@@ -126,9 +130,11 @@ class _Builder:
 
         return work
 
-    async def _copy(self, copy: Copy) -> tuple[Callable[[BubblewrapSandbox], Awaitable[None]], str]:
+    async def _copy(
+        self, copy: Copy, context: Context
+    ) -> tuple[Callable[[BubblewrapSandbox], Awaitable[None]], str]:
         try:
-            entries = await in_thread(self.context.entries, copy)
+            entries = await in_thread(context.entries, copy)
             what = digest(await in_thread(digest_of, entries), copy.target)
         except (OSError, ValueError) as error:
             raise self._error(copy.line, f"{copy.instruction} {error}") from None

@@ -76,16 +76,12 @@ class CgroupRoot:
 
     def _limit(self, group: Path, limit: int) -> None:
         if self.version == 2:
-            (group / "memory.max").write_text(str(limit))
-            self._limit_if_there(group / "memory.swap.max", 0)
+            memory, swap, most = "memory.max", "memory.swap.max", 0
         else:
-            (group / "memory.limit_in_bytes").write_text(str(limit))
-            self._limit_if_there(group / "memory.memsw.limit_in_bytes", limit)
-
-    @staticmethod
-    def _limit_if_there(file: Path, value: int) -> None:
-        if file.exists():
-            file.write_text(str(value))
+            memory, swap, most = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit
+        (group / memory).write_text(str(limit))
+        if (group / swap).exists():
+            (group / swap).write_text(str(most))
 
     def note(self, lease: Path) -> None:
         """Write into a lease's folder where its groups are."""

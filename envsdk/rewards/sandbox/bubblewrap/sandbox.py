@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap import leases
-from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
+from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
 from envsdk.rewards.sandbox.bubblewrap.launch import (
     BASE_REPOSITORY,
     INSIDE_ID,
@@ -27,11 +27,12 @@ from envsdk.rewards.sandbox.bubblewrap.launch import (
     bwrap_options,
     launcher_argv,
 )
+from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.state import (
     LayerSnapshot,
+    OverlayState,
     Owner,
     SharedLayers,
-    State,
     Usage,
     bind_line,
 )
@@ -48,9 +49,10 @@ _LAUNCHER_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What all sandboxes of a backend share."""
+    """What a backend's probe has found, and its sandboxes share."""
 
-    lease: str
+    held: leases.Lease
+    """The folder that this process holds."""
     owner: Owner
     system: System
     etc: Path
@@ -60,7 +62,16 @@ class Surroundings:
     seccomp_own_root: Path | None
     """The one for sandboxes with a root of their own."""
     watch: Watch
-    layers: SharedLayers
+    forked: SharedLayers
+    trees: Trees
+    layers: Layers
+    """Of roots."""
+    cgroups: CgroupRoot | None
+    slots: asyncio.Semaphore
+
+    @property
+    def lease(self) -> str:
+        return self.held.name
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,7 +83,7 @@ class BubblewrapSandbox(ShellSandbox):
     folder: Path
     tree: Path
     """The image's tree, owned by the sandbox's user."""
-    state: State
+    state: OverlayState
     binds: Mapping[str, Path]
     """Everything shown read-only, by absolute path inside; outer folders first."""
     env: Mapping[str, str]
@@ -111,7 +122,7 @@ class BubblewrapSandbox(ShellSandbox):
         async with self._in_use():
             made = await self.another(image, self.limits)
             try:
-                made._held = await in_thread(self.state.forked, made.state, self.shared.layers)
+                made._held = await in_thread(self.state.forked, made.state, self.shared.forked)
             except BaseException:
                 await made.close()
                 raise
@@ -141,7 +152,7 @@ class BubblewrapSandbox(ShellSandbox):
                     if self.cgroup is not None:
                         await asyncio.to_thread(self.cgroup.delete)
                 finally:
-                    await in_thread(self.shared.layers.release, [*self._held, *self.state.shared()])
+                    await in_thread(self.shared.forked.release, [*self._held, *self.state.shared()])
                     await self.give_back()
         return first
 
@@ -150,6 +161,7 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def _run(self, work: Work) -> Finished:
         user = str(self.image.root.user if self.image.root else INSIDE_ID) if work.user is None else work.user
+        user, _, _ = user.partition(":")  # all files have one owner, and no group matters
         if user != "root" and not is_number(user):
             question = f"id -u -- {shlex.quote(user)}"
             answer = await self._run(replace(work, script=question, user="root", stdin=b"", keep=1 << 10))
@@ -191,7 +203,9 @@ class BubblewrapSandbox(ShellSandbox):
         """Start the launcher; `descriptors` closes this process's copies of what it is given."""
         script_fd = descriptors.enter_context(_memfd(work.script.encode("utf-8", "surrogateescape")))
         seccomp = self.shared.seccomp_own_root if self.own_root else self.shared.seccomp
-        seccomp_fd = descriptors.enter_context(_opened(seccomp)) if seccomp is not None else None
+        seccomp_fd = os.open(seccomp, os.O_RDONLY | os.O_CLOEXEC) if seccomp is not None else None
+        if seccomp_fd is not None:
+            descriptors.callback(os.close, seccomp_fd)
         status = os.pipe()
         options = bwrap_options(
             self.shared.system,
@@ -262,12 +276,3 @@ def _memfd(content: bytes) -> Iterator[int]:
         file.write(content)
         file.seek(0)
         yield file.fileno()
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

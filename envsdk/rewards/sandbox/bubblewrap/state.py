@@ -8,7 +8,7 @@
 
 A snapshot closes the last layer and puts an empty one on top, so it costs no copy; a restore goes back to
 the layers of then. A fork shares the closed layers, which move into the lease's folder and stay there until
-the last sandbox of them closes. Where the kernel refuses overlayfs, CopiedState holds a plain copy instead.
+the last sandbox of them closes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from envsdk.rewards.sandbox.bubblewrap import leases
 
@@ -61,32 +61,6 @@ class LayerSnapshot:
     layers: tuple[str, ...]
     usage: Usage = Usage(0, 0)
     """What the files took when it was taken."""
-
-
-class State(Protocol):
-    """The writable part of a sandbox."""
-
-    folder: Path
-
-    def mounts(self) -> list[str]:
-        """Lines of the launcher's fstab that put each part at STAGE/PART: the tree, `/tmp`."""
-        ...
-
-    def usage(self) -> Usage: ...
-
-    def snapshot(self) -> LayerSnapshot: ...
-
-    def restore(self, snapshot: LayerSnapshot) -> Path:
-        """Go back; returns the folder that is to be deleted, whenever there is time."""
-        ...
-
-    def forked(self, made: Self, shared: SharedLayers) -> list[str]:
-        """Give `made`, a new state of the same tree, all files; returns the shared layers that it holds."""
-        ...
-
-    def shared(self) -> list[str]:
-        """The layers of its own that it has begun to share."""
-        ...
 
 
 class SharedLayers:
@@ -153,6 +127,7 @@ class OverlayState:
         self.layers.append(name)
 
     def mounts(self) -> list[str]:
+        """Lines of the launcher's fstab that put each part at STAGE/PART: the tree, `/tmp`."""
         top, closed = self.layers[-1], self.layers[-2::-1]
         lines = []
         for part, given in self.parts.items():
@@ -190,12 +165,14 @@ class OverlayState:
         return taken
 
     def restore(self, snapshot: LayerSnapshot) -> Path:
+        """Go back; returns the folder that is to be deleted, whenever there is time."""
         left = self.folder / "layers" / self.layers[-1]
         self.layers = [self._moved.get(name, name) for name in snapshot.layers]
         self._add_layer()
         return left
 
     def forked(self, made: Self, shared: SharedLayers) -> list[str]:
+        """Give `made`, a new state of the same tree, all files; returns the shared layers that it holds."""
         top = self.layers[-1]
         if any(os.listdir(self._layer(top, part)) for part in self.parts):
             self._add_layer()
@@ -207,62 +184,8 @@ class OverlayState:
         return self.layers[:-1]
 
     def shared(self) -> list[str]:
+        """The layers of its own that it has begun to share."""
         return list(self._moved.values())
-
-
-@dataclass(slots=True)
-class CopiedState:
-    """A copy of the tree, where overlayfs is refused."""
-
-    folder: Path
-    tree: Path
-    owner: Owner
-    _names: Iterator[int] = field(default_factory=itertools.count)
-    _current: Path = field(init=False)
-    _at_start: Usage = field(init=False)
-
-    def __post_init__(self) -> None:
-        (self.folder / "copies").mkdir()
-        self._current = self._new()
-        copy_tree(self.tree, self._current / "tree")
-        (self._current / "tmp").mkdir(mode=0o700)
-        self.owner.give(self._current / "tmp")
-        self._at_start = measure([self._current / "tree"])
-
-    def _new(self) -> Path:
-        folder = self.folder / "copies" / str(next(self._names))
-        folder.mkdir(mode=0o711)
-        return folder
-
-    def mounts(self) -> list[str]:
-        return [bind_line(str(self._current / part), part) for part in ("tree", "tmp")]
-
-    def usage(self) -> Usage:
-        now = measure([self._current / "tree", self._current / "tmp"])
-        return Usage(max(0, now.bytes - self._at_start.bytes), max(0, now.files - self._at_start.files))
-
-    def snapshot(self) -> LayerSnapshot:
-        kept = self._copy_of(self._current)
-        return LayerSnapshot((kept.name,))
-
-    def restore(self, snapshot: LayerSnapshot) -> Path:
-        left, self._current = self._current, self._copy_of(self.folder / "copies" / snapshot.layers[0])
-        return left
-
-    def forked(self, made: Self, shared: SharedLayers) -> list[str]:
-        old, made._current = made._current, made._copy_of(self._current)
-        made._at_start = self._at_start
-        leases.delete(old)
-        return []
-
-    def shared(self) -> list[str]:
-        return []
-
-    def _copy_of(self, source: Path) -> Path:
-        made = self._new()
-        for part in ("tree", "tmp"):
-            copy_tree(source / part, made / part)
-        return made
 
 
 def measure(folders: Sequence[Path]) -> Usage:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
-from envsdk.rewards.sandbox.bubblewrap.state import Usage
+from envsdk.rewards.sandbox.bubblewrap.state import OverlayState, Usage
 from envsdk.rewards.sandbox.contract import ExecEnd, Limits
+from envsdk.rewards.sandbox.process import Process
 
 log = logging.getLogger(__name__)
 
@@ -26,27 +26,12 @@ DISK_SHARE = 0.05
 """How much of the time one sandbox's files may be counted: a large tree is looked at less often."""
 
 
-class Endable(Protocol):
-    """A running command."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def end(self, reason: ExecEnd) -> None: ...
-
-
-class Countable(Protocol):
-    """What has a size on disk."""
-
-    def usage(self) -> Usage: ...
-
-
 @dataclass(slots=True, eq=False)
 class Watched:
     """One running command and what it may use."""
 
-    process: Endable
-    state: Countable
+    process: Process
+    state: OverlayState
     limits: Limits
     allowed: Usage
     """On disk."""
@@ -89,14 +74,10 @@ class Watch:
                     watched.process.end(reason)
 
 
-def _over_limits(running: Iterable[Watched]) -> list[tuple[Watched, ExecEnd]]:
-    running = list(running)
+def _over_limits(running: Sequence[Watched]) -> list[tuple[Watched, ExecEnd]]:
     found = []
-    memory = (
-        memory_by_ancestor({watched.process.pid for watched in running if watched.cgroup is None})
-        if any(watched.cgroup is None for watched in running)
-        else {}
-    )
+    uncounted = {watched.process.pid for watched in running if watched.cgroup is None}
+    memory = memory_by_ancestor(uncounted) if uncounted else {}
     for watched in running:
         if watched.kills() or memory.get(watched.process.pid, 0) > watched.limits.memory_mb << 20:
             found.append((watched, ExecEnd.OUT_OF_MEMORY))

@@ -85,8 +85,6 @@ class Boxes:
         self._backend = open_backend(settings.backend, settings.backend_settings)
         self._boxes: dict[str, Box] = {}
         self._starts = asyncio.Semaphore(settings.starts_at_once)
-        self._lease: leases.Lease | None = None
-        self._folders: Folders | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self.draining = False
 
@@ -97,7 +95,7 @@ class Boxes:
         (self._lease.folder / "code").mkdir()
         await in_thread(lay_code, self._lease.folder / "code")
         (self._lease.folder / "folders").mkdir()
-        self._folders = Folders(self._lease.folder / "folders")
+        self.folders = Folders(self._lease.folder / "folders")
         await self._backend.probe()
 
     async def close(self) -> None:
@@ -105,8 +103,7 @@ class Boxes:
         self.draining = True
         await asyncio.gather(*(self._end(box) for box in list(self._boxes.values())), *self._ending)
         await self._backend.aclose()
-        if self._lease is not None:
-            await in_thread(self._lease.release)
+        await in_thread(self._lease.release)
 
     def of(self, token: str) -> list[Box]:
         """Sandboxes of a token that are there, the oldest first."""
@@ -197,11 +194,6 @@ class Boxes:
     async def kill(self, box: Box) -> None:
         await self._end(box)
 
-    @property
-    def folders(self) -> Folders:
-        assert self._folders is not None, "not open"
-        return self._folders
-
     def shown(self) -> Iterator[Path]:
         """All folders that sandboxes show."""
         for box in self._boxes.values():
@@ -239,7 +231,6 @@ class Boxes:
         box.ends_at = time.time() + self._timeout(box.owner, timeout_s or self.settings.timeout_s)
         self._check_place(box, quota)
         self._boxes[box.id] = box
-        assert self._lease is not None
         folder = self._lease.folder / box.id
         try:
             folder.mkdir(mode=0o755)

@@ -82,10 +82,6 @@ class NotStarted(Exception):
         """The number that OSError has."""
 
 
-class NoProcess(Exception):
-    """There is no process of this id."""
-
-
 class Events:
     """What one follower gets of one process; a loop over it ends after `Exited`."""
 
@@ -267,10 +263,11 @@ class Guest:
         return [each for each in self.running.values() if each.pid and "argv" in each.asked]
 
     def find(self, pid: int) -> Running:
+        """Raises ProcessLookupError: there is none of this id."""
         for each in self.processes():
             if each.pid == pid:
                 return each
-        raise NoProcess(f"process with pid {pid} not found")
+        raise ProcessLookupError(errno.ESRCH, f"process with pid {pid} not found")
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         if self._writer is not None and not self._writer.is_closing():

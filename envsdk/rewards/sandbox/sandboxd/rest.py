@@ -34,13 +34,8 @@ class NewSandbox(_Body):
     timeout: NonNegativeInt | None = None
     metadata: dict[str, str] = Field(default_factory=dict, max_length=64)
     envVars: dict[str, str] = Field(default_factory=dict)
-    autoPause: Any = None
-    autoResume: Any = None
     allow_internet_access: bool | None = None
-    network: Any = None
-    mcp: Any = None
-    iam: Any = None
-    volumeMounts: Any = None
+    model_config = ConfigDict(extra="allow")
 
 
 class Asked(_Body):
@@ -111,7 +106,7 @@ class Rest:
     async def _create(self, request: Request, token: str) -> Response:
         asked = await _body(request, NewSandbox)
         for name in REFUSED_FIELDS:
-            if getattr(asked, name) not in (None, {}, [], False, {"enabled": False}):
+            if (asked.model_extra or {}).get(name) not in (None, {}, [], False, {"enabled": False}):
                 raise Refused(400, f"{name}: this server has none; it serves commands, files and life cycles")
         if asked.allow_internet_access:
             raise Refused(400, "allow_internet_access: this server's sandboxes have no network")

@@ -28,7 +28,6 @@ from envsdk.rewards.sandbox.sandboxd.boxes import Box
 from envsdk.rewards.sandbox.sandboxd.guest import (
     Exited,
     Guest,
-    NoProcess,
     NotStarted,
     Printed,
     Running,
@@ -46,6 +45,7 @@ EVERYTHING = 1
 
 _CODES = {
     errno.ENOENT: Code.NOT_FOUND,
+    errno.ESRCH: Code.NOT_FOUND,
     errno.EEXIST: Code.ALREADY_EXISTS,
     errno.EACCES: Code.PERMISSION_DENIED,
     errno.EPERM: Code.PERMISSION_DENIED,
@@ -66,8 +66,6 @@ def told() -> Iterator[None]:
         yield
     except (NotStarted, OSError) as error:
         raise ConnectError(_CODES.get(error.errno or 0, Code.INVALID_ARGUMENT), str(error)) from error
-    except NoProcess as error:
-        raise ConnectError(Code.NOT_FOUND, str(error)) from error
     except SandboxError as error:
         raise ConnectError(Code.UNAVAILABLE, str(error)) from error
 

@@ -243,6 +243,30 @@ async def test_a_folder_with_a_root_file_system_is_a_base(
     await backend.aclose()
 
 
+async def test_files_are_copied_of_an_image_in_which_nothing_can_run(context: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    (tools / "share/inner").mkdir(parents=True)
+    (tools / "uv").write_text("#!/bin/sh\necho uv $0\n")
+    (tools / "uv").chmod(0o755)
+    (tools / "uvx").symlink_to("uv")
+    (tools / "share/inner/file").write_text("shared")
+    (tools / "passwd").symlink_to("/etc/passwd")
+    images = {"ghcr.io/*/uv:latest": tools, "box": "host"}
+    backend = BubblewrapBackend({"state_dir": tmp_path / "state", "images": images})
+    copies = (
+        "FROM box\nCOPY --from=ghcr.io/astral-sh/uv:latest /uv /uvx /bin/\nCOPY --from=ghcr.io/a/uv:latest"
+    )
+    image = await built(backend, context, f"{copies} share /share\n")
+    assert (
+        await printed(backend, image, "uv; uvx; cat /share/inner/file")
+        == "uv /usr/bin/uv\nuv /usr/bin/uvx\nshared"
+    )
+    for name, why in ("gone", "there is no such file"), ("passwd", "the link leads out of"):
+        with pytest.raises(ConfigurationError, match=f"Dockerfile:3: COPY /?{name}: {why}"):
+            await built(backend, context, f"{copies} /{name} /x\n")
+    await backend.aclose()
+
+
 async def test_other_backends_say_that_they_build_nothing(context: Path) -> None:
     backend = open_backend("unsandboxed", {"commands_may_do_anything_to_this_machine": True})
     (context / "Dockerfile").write_text("FROM box\n")

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.rewards.sandbox import Image, SandboxError
-from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
+from envsdk.rewards.sandbox import SandboxError
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
-from envsdk.rewards.sandbox.bubblewrap.state import CopiedState
 from tests.envsdk.rewards.sandbox.boxes import Start, said
 
 pytestmark = [pytest.mark.system, pytest.mark.asyncio(loop_scope="module")]
@@ -82,20 +80,3 @@ async def test_a_closed_sandbox_has_no_forks(start: Start) -> None:
     await source.close()
     with pytest.raises(SandboxError, match="is closed"):
         await source.fork()
-
-
-async def test_a_fork_of_a_copy_is_a_copy(
-    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "envsdk.rewards.sandbox.bubblewrap.state.OverlayState._overlay",
-        lambda self, part, lower, top: f"overlay /mnt/{part} refused none 0 0",
-    )
-    backend = BubblewrapBackend({"state_dir": tmp_path})
-    source = await backend.start(Image(tree=repository))
-    await source.exec(WRITE, timeout_s=60)
-    fork = await source.fork()
-    assert isinstance(fork.state, CopiedState)
-    await source.exec("rm -rf a d", timeout_s=60)
-    assert said(await fork.exec(LOOK, timeout_s=60)).split() == SEEN
-    await backend.aclose()

@@ -44,7 +44,7 @@ grep State "/proc/$keep/status"
 
 
 def test_the_process_that_waits_is_spared_and_no_other() -> None:
-    """Where it is not the first one, as on Modal."""
+    """Where it is not the first one, as with E2B."""
     alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     command = [*alone, "bash", "-c", 'bash -c "$1"; exit', "bash", FORKING]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
