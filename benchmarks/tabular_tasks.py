@@ -8,8 +8,8 @@ neighbors are holes, the last move) learns FrozenLake from GRPO's advantages. Th
 the environment are the product's. Lakes, sampling and seeds differ between the runs of a variant.
 
 With `top_p` moves are drawn from the likeliest that have so much probability. The gradient is then that of
-log-probabilities over these (`support`), as envsdk's trainers take it, or over all moves. Averaged weights are
-those of `ema_decay`.
+log-probabilities over these (`support`), as the trainers take it, or over all moves. `ema_decay` evaluates
+averaged weights.
 """
 
 from __future__ import annotations
@@ -106,30 +106,30 @@ FAR = Experiment(
 
 TURNS = Experiment(
     "turn-curriculum",
-    "FrozenLake, episodes of 16 turns, or of fewer at first",
+    "FrozenLake, episodes of 16 turns, or of 4 and 2 more every 5 steps",
     NEAR.lakes,
     60,
     {
         "16 turns": {},
-        "4 turns, 2 more every 5 steps": {"turns": TurnCurriculum(start=4, add=2, every=5 * GROUPS)},
+        "4 turns, then more": {"turns": TurnCurriculum(start=4, add=2, every=5 * GROUPS)},
     },
 )
 AVERAGE = Experiment(
     "averaged-weights",
-    "FrozenLake at four times the learning rate: weights as they are, and averaged",
+    "FrozenLake at four times the learning rate: weights as they are, or averaged (ema_decay 0.9)",
     NEAR.lakes,
     60,
-    {"weights": {"rate": 4 * RATE}, "average of 0.9": {"rate": 4 * RATE, "ema_decay": 0.9}},
+    {"weights": {"rate": 4 * RATE}, "averaged": {"rate": 4 * RATE, "ema_decay": 0.9}},
 )
 SUPPORT = Experiment(
     "sampling-support",
-    "FrozenLake, moves sampled at top_p 0.9",
+    "FrozenLake, moves sampled at top_p 1 or 0.9; log-probabilities over the same, or over all",
     NEAR.lakes,
     60,
     {
         "top_p 1": {},
-        "top_p 0.9, the same support": {"top_p": 0.9},
-        "top_p 0.9, over all moves": {"top_p": 0.9, "support": False},
+        "0.9, same support": {"top_p": 0.9},
+        "0.9, all moves": {"top_p": 0.9, "support": False},
     },
 )
 
@@ -271,7 +271,7 @@ def run(experiment: Experiment, variant: str, seed: int) -> tuple[dict[int, floa
             if prefixes:
                 ended = [EndedEpisode(success=each.success, replies=each.replies) for each in group]
                 prefixes.observe(number_of, task, ended)
-        decay = learning.ema_decay
+        decay = min(learning.ema_decay, (step + 1) / (10 + step))  # as the trainers do
         player.average = decay * player.average + (1 - decay) * player.table
     return curve, statistics.fmean(mixed)
 

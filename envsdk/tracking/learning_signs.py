@@ -79,8 +79,8 @@ class LearningSigns:
         shares = list(self._shares)
         num_empty, mean = shares.count(1.0), fmean(shares)
         if shares[-STREAK:] == [1.0] * STREAK:
-            found = f"in the last {STREAK} steps all episodes of a group had the same reward"
-            found += f"{_mean_reward(known)}, in every group"
+            mean_reward = f" (mean {known['reward/mean']:.2f})" if "reward/mean" in known else ""
+            found = f"in the last {STREAK} steps every group had equal rewards{mean_reward}"
         elif len(shares) == WINDOW and (mean >= MOST_GROUPS or 2 * num_empty > WINDOW):
             found = f"over the last {WINDOW} steps {mean:.0%} of the groups had equal rewards"
         else:
@@ -120,10 +120,6 @@ def _teaches_by_groups(known: Mapping[str, float]) -> bool:
     if known[_EQUAL] == 1.0:
         return largest <= _ZERO
     return known.get("advantage/zero_share", 1.0) > 0.0
-
-
-def _mean_reward(known: Mapping[str, float]) -> str:
-    return f" (mean {known['reward/mean']:.2f})" if "reward/mean" in known else ""
 
 
 def _no_action(known: Mapping[str, float]) -> str:

@@ -175,17 +175,6 @@ def _prompts_digest(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _options(config: RunConfig) -> dict[str, Any]:
-    args = config.warm_start
-    return {
-        "source": _alone(config),
-        "num_episodes": args.num_episodes,
-        "policy": args.demonstrator,
-        "epsilon": args.epsilon,
-        "seed": args.seed,
-    }
-
-
 def _alone(config: RunConfig) -> RunConfig:
     """The configuration in which the demonstrator plays the roles of opponents too."""
     tags = {tag: each.model_copy(update={"players": None}) for tag, each in config.custom_envs.items()}
@@ -193,10 +182,16 @@ def _alone(config: RunConfig) -> RunConfig:
 
 
 def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+    args, source = config.warm_start, _alone(config)
     try:
-        return make_player(
-            resolve_source(_alone(config)), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+        options = TaskOptions.of(
+            source=source,
+            num_episodes=args.num_episodes,
+            policy=args.demonstrator,
+            epsilon=args.epsilon,
+            seed=args.seed,
         )
+        return make_player(resolve_source(source), options, PlayOptions(), tags=tags)
     except ConfigurationError as error:
         if config.warm_start.demonstrator != OraclePolicy.name:
             raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
@@ -313,8 +308,10 @@ def _clone(
     config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console, device: str
 ) -> dict[str, float]:
     """Write the tokenizer, the random model and then the cloned weights into `folder`."""
+    from envsdk.managers.wiring import tag_setups
+
     args = config.warm_start
-    setups = _setups(config)
+    setups = tag_setups(config, config.train_env_manager)
     tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=_pieces(config))
     write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
     write_random_model(
@@ -340,12 +337,6 @@ def _clone(
     score = _imitate(trainer, demonstrations, args, num_steps, console)
     trainer.save_pretrained(folder)
     return {**score, "num_parameters": float(sum(p.numel() for _, p in trainer.model.parameters()))}
-
-
-def _setups(config: RunConfig) -> dict[str, TagSetup]:
-    from envsdk.managers.wiring import tag_setups
-
-    return tag_setups(config, config.train_env_manager)
 
 
 def _pieces(config: RunConfig) -> list[str]:

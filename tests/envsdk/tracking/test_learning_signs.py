@@ -61,7 +61,7 @@ def test_with_advantages_all_the_same_equal_rewards_may_still_teach() -> None:
 
 def test_what_to_try_depends_on_whether_nothing_or_everything_is_solved() -> None:
     (_, none), *_ = signs_of(rows([1.0, 1.0], **{"success/mean": 0.0, "reward/mean": 0.0}))
-    assert "the same reward (mean 0.00)" in none
+    assert "equal rewards (mean 0.00)" in none
     for key in ("warm_start.num_episodes", "pretrain", "group_size", "temperature", "easier tasks"):
         assert key in none
     (_, all_solved), *_ = signs_of(rows([1.0, 1.0], **{"success/mean": 1.0}))
