@@ -1,6 +1,6 @@
 """A small policy that learns the quickstart's tasks from a larger teacher, or from rewards.
 
-    python benchmarks/teacher.py             table, six minutes on a core
+    python benchmarks/teacher.py             table, three minutes on a core
     python benchmarks/teacher.py --docs      ... and the figure into docs/images
 
 The teacher is the quickstart's warm-started policy. The student has imitated the same demonstrations and is a
@@ -33,10 +33,10 @@ from envsdk.trainers.warm_start.prepare import prepare_policy
 
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "teacher.svg"
 STUDENT = ("warm_start.hidden_size=32", "warm_start.num_layers=2", "warm_start.num_heads=2")
-NUM_STEPS = {"rewards": 40, "teacher": 20}
+NUM_STEPS = {"rewards": 16, "teacher": 8}
 """Of each variant: they take about the same time."""
 SEEDS = (1, 2, 3)
-EVERY, NUM_GROUPS, GROUP_SIZE, HELD_OUT = 5, 8, 8, 128
+EVERY, NUM_GROUPS, GROUP_SIZE, HELD_OUT = 8, 8, 8, 128
 
 
 def make_trainer(model: Path, config: RunConfig, seed: int) -> TorchTrainer:
