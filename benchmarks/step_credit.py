@@ -1,6 +1,6 @@
 """Estimators of step credit at equal episodes: preferences of actions per state learn each task alone.
 
-    python benchmarks/step_credit.py            # some 3 minutes
+    python benchmarks/step_credit.py            # some 3 minutes; --docs puts the figures into docs/images
 
 Each of 16 tasks is played by groups of 8. A policy that does not generalize sets estimators apart by the
 credit that they give alone. One line per environment and estimator: the share of solved episodes
@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent / "staleness"))
+from figure import draw_curves
+from results import Spread
 
 import envsdk
 from envsdk.algorithms.advantage_sample import AdvantageSample
@@ -27,6 +33,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 }
 ESTIMATORS = ("grpo", "gigpo", "hgpo", "graphgpo")
 ACTIONS = ("Left", "Down", "Right", "Up")
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 MAX_TURNS = 12
 STEP_SIZE = 0.25
 
@@ -74,8 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--only", choices=[*ENVIRONMENTS], help="one environment")
+    parser.add_argument("--docs", action="store_true", help="put the figures into docs/images")
     options = parser.parse_args()
-    for env_id in ENVIRONMENTS:
+    for env_id in (each for each in ENVIRONMENTS if options.only in (None, each)):
+        drawn = {}
         for name in ESTIMATORS:
             curves = np.array(
                 [learning_curve(env_id, name, seed, batches=options.batches) for seed in range(options.seeds)]
@@ -83,6 +93,17 @@ def main() -> None:
             shown = [f"{share:.1%}" for share in curves.mean(0)[[0, min(10, options.batches - 1), -1]]]
             error = curves[:, -1].std(ddof=1) / math.sqrt(options.seeds) if options.seeds > 1 else math.nan
             print(f"{env_id:22} {name:9} {' '.join(shown)} (standard error {error:.1%})", flush=True)
+            drawn[name] = {batch: Spread.of(curves[:, batch]) for batch in range(options.batches)}
+        title = env_id.removeprefix("envsdk/").removesuffix("-v1")
+        if options.docs:
+            picture = draw_curves(
+                drawn,
+                title=f"{title}, 16 tasks that are learned alone",
+                subtitle="a table of preferences, no generalization",
+                heading="Solved of each batch's 128 episodes",
+                num_seeds=options.seeds,
+            )
+            (IMAGES / f"step-credit-{title.lower()}.svg").write_text(picture)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from envsdk.algorithms.task_samplers.contract import UNIFORM, SamplerConfig, TagTasks, sampler_class
+from envsdk.algorithms.task_samplers.scored import EasyToHardArgs
 from envsdk.base.settings.validation import validated
 from envsdk.config.models import RunConfig
 from envsdk.config.plugins import arguments, environment_class, environment_spec
-from envsdk.config.rlvr import PROMPTS_ENV, source_of
+from envsdk.config.rlvr import source_of
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.opening import open_prompts
 
@@ -21,22 +23,16 @@ def sampler_config(config: RunConfig) -> SamplerConfig | None:
     if entry.name == UNIFORM:
         return None
     args = validated(sampler_class(entry.name).settings, entry.args, "task_sampler", owner=entry.name)
-    tags = config.train_env_manager.tags
-    tasks = {tag: TagTasks() for tag in tags}
+    tasks = {tag: TagTasks() for tag in config.train_env_manager.tags}
     if args.returns_to_tasks:
+        given = getattr(args, "num_tasks", None)
+        tasks = {tag: TagTasks(num_tasks=_num_tasks(config, tag, given)) for tag in tasks}
+    if args.returns_to_tasks and isinstance(args, EasyToHardArgs):
+        keys = {tag: _keys(config, tag, each.num_tasks or 0, args) for tag, each in tasks.items()}
+        ranks = {key: rank for rank, key in enumerate(sorted(set(chain.from_iterable(keys.values()))))}
         tasks = {
-            tag: TagTasks(num_tasks=_num_tasks(config, tag, getattr(args, "num_tasks", None))) for tag in tags
+            tag: TagTasks(num_tasks=len(own), ranks=[ranks[key] for key in own]) for tag, own in keys.items()
         }
-        if columns := getattr(args, "columns", None):
-            is_easy = getattr(args, "higher_is", "harder") == "easier"
-            keys = {tag: _keys(config, tag, tasks[tag].num_tasks or 0, columns, is_easy) for tag in tags}
-            ranked = {
-                key: rank for rank, key in enumerate(sorted({each for own in keys.values() for each in own}))
-            }
-            tasks = {
-                tag: TagTasks(num_tasks=len(own), ranks=[ranked[key] for key in own])
-                for tag, own in keys.items()
-            }
     return SamplerConfig(name=entry.name, args=dict(entry.args), tasks=tasks, seed=config.seed)
 
 
@@ -56,28 +52,20 @@ def _num_tasks(config: RunConfig, tag: str, given: int | Mapping[str, int] | Non
     return number or listed
 
 
-def _keys(
-    config: RunConfig, tag: str, number: int, columns: Sequence[str], is_easy: bool
-) -> list[tuple[float, ...]]:
+def _keys(config: RunConfig, tag: str, number: int, args: EasyToHardArgs) -> list[tuple[float, ...]]:
     """How hard the first rows of a tag's prompts are, in the order in which they are asked: lower is
     easier."""
-    custom = config.custom_envs[tag]
-    if custom.env_type != PROMPTS_ENV:
-        raise ConfigurationError(
-            f"task_sampler.columns: tag `{tag}` plays {custom.env_type}, which has no columns; only prompt "
-            "data has. Leave columns out, and set choose: tags"
-        )
-    given = arguments(custom)
+    given = arguments(config.custom_envs[tag])
     prompts = open_prompts(source_of(given))
     seed = given.get("order_seed", 0) if given.get("shuffle") else None
     keys = []
     for index in range(number):
         row = prompts[prompts.nth(index, seed=seed)]
         try:
-            values = tuple(float(row.fields[name]) for name in columns)
+            values = tuple(float(row.fields[name]) for name in args.columns)
         except (KeyError, TypeError, ValueError) as error:
-            missing: Any = next((name for name in columns if name not in row.fields), None)
+            missing: Any = next((name for name in args.columns if name not in row.fields), None)
             what = f"has no column `{missing}`" if missing else f"has no number there ({error})"
             raise ConfigurationError(f"task_sampler.columns: {row.place} {what}") from error
-        keys.append(tuple(-value if is_easy else value for value in values))
+        keys.append(tuple(-value if args.higher_is == "easier" else value for value in values))
     return keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _CURVES = Size(360, 210)
 _BARS = Size(240, 210)
 _WIDE = Size(748, 250)
 _GAP = 14.0
+HELD_OUT = "Success on held-out tasks over training steps"
 _TITLE = 44.0
 """Room above a panel's plot for its two lines of title."""
 
@@ -129,6 +131,7 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
     )
     rows = max(2, -(-len(variants) // 2))
     return _rendered(
+        heading=HELD_OUT,
         label="Held-out success over training steps under four values of alpha, for each variant; seconds "
         "per step and staleness beside it",
         panels=panels,
@@ -141,7 +144,12 @@ def draw(summaries: Sequence[Summary], about: Mapping[str, str]) -> str:
 
 
 def draw_curves(
-    curves: Mapping[str, Mapping[int, Spread]], *, title: str, subtitle: str, num_seeds: int
+    curves: Mapping[str, Mapping[int, Spread]],
+    *,
+    title: str,
+    subtitle: str,
+    num_seeds: int,
+    heading: str = HELD_OUT,
 ) -> str:
     """One panel with a curve for each name."""
     panel = _curve_panel(
@@ -152,7 +160,8 @@ def draw_curves(
         size=_WIDE,
     )
     return _rendered(
-        label=f"Held-out success over training steps of {', '.join(curves)}",
+        label=f"{heading}: {', '.join(curves)}",
+        heading=heading,
         panels=[panel],
         bars=[],
         legend=list(curves),
@@ -162,7 +171,9 @@ def draw_curves(
     )
 
 
-def _rendered(**values: Any) -> str:
+def _rendered(*, legend: Sequence[str], **values: Any) -> str:
+    widths = (max(84, 25 + 7 * len(label)) for label in legend)
+    values["legend"] = list(zip(legend, accumulate(widths, initial=420), strict=False))
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )

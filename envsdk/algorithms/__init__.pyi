@@ -12,8 +12,8 @@ from envsdk.algorithms.estimator_contract import EstimatorArgs as EstimatorArgs
 from envsdk.algorithms.estimator_contract import advantage_estimator as advantage_estimator
 from envsdk.algorithms.estimator_contract import load_estimator as load_estimator
 from envsdk.algorithms.estimators import discounted_returns as discounted_returns
-from envsdk.algorithms.estimators import gigpo_step_advantages as gigpo_step_advantages
 from envsdk.algorithms.estimators import group_advantages as group_advantages
+from envsdk.algorithms.estimators import hgpo_advantages as hgpo_advantages
 from envsdk.algorithms.estimators import rloo_advantages as rloo_advantages
 from envsdk.algorithms.group_filters import FilterArgs as FilterArgs
 from envsdk.algorithms.group_filters import group_filter as group_filter

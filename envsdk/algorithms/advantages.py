@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,15 +20,13 @@ from envsdk.algorithms.estimator_contract import EstimatorArgs, advantage_estima
 from envsdk.algorithms.estimators import (
     discounted_returns,
     gae,
-    gigpo_step_advantages,
     group_advantages,
+    hgpo_advantages,
     reinforce_advantages,
     rloo_advantages,
     whiten,
 )
-from envsdk.algorithms.rewards import (
-    reward_statistics,
-)
+from envsdk.algorithms.rewards import reward_statistics
 
 
 class ComparedArgs(EstimatorArgs):
@@ -140,20 +138,32 @@ def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GiGPOArg
 
     Source: arXiv:2505.10978. Without a state met twice this is `grpo`.
     """
-    hashes = state_hashes_of(samples, "gigpo")
-    steps = [steps_of(sample, "turn") for sample in samples]
-    per_turn = gigpo_step_advantages(
-        [discounted_returns(each.rewards_S, args.gamma) for each in steps],
-        hashes,
+    return beside_episodes(samples, args, turn_credit(samples, args, "gigpo"), args.gigpo_step_weight)
+
+
+def turn_credit(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, estimator: str, **history: Any
+) -> list[Floats]:
+    """`hgpo_advantages` of the samples' turns; without `history` among equal states alone."""
+    return hgpo_advantages(
+        [discounted_returns(steps_of(sample, "turn").rewards_S, args.gamma) for sample in samples],
+        state_hashes_of(samples, estimator),
         [sample.group_id for sample in samples],
         valid=[sample.valid for sample in samples],
         normalize_std=args.grpo_normalize_std,
+        **history,
     )
+
+
+def beside_episodes(
+    samples: Sequence[AdvantageSample], args: AlgorithmArgs, per_turn: Sequence[Floats], weight: float
+) -> list[TokenAdvantages]:
+    """Advantages of turns, times `weight`, added to those of the episodes."""
     return [
         TokenAdvantages(
-            advantages=episode.advantages + np.float32(args.gigpo_step_weight) * each.spread(values)
+            advantages=episode.advantages + np.float32(weight) * steps_of(sample, "turn").spread(values)
         )
-        for episode, each, values in zip(compared(samples, args), steps, per_turn, strict=True)
+        for sample, episode, values in zip(samples, compared(samples, args), per_turn, strict=True)
     ]
 
 

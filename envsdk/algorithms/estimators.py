@@ -95,28 +95,42 @@ def reinforce_advantages(
     ]
 
 
-def gigpo_step_advantages(
+def hgpo_advantages(
     step_returns: Sequence[ArrayLike],
     state_hashes: Sequence[Sequence[Hashable]],
     group_ids: Sequence[Hashable],
     *,
-    valid: Sequence[bool] | None = None,
+    valid: Sequence[bool],
+    history_length: int = 0,
+    alpha: float = 1.0,
     normalize_std: bool = True,
 ) -> list[Floats]:
-    """GiGPO's step level: each action against all that were taken in the same state, `[K_i]` each.
+    """HGPO: the return from each turn among those with the same state and k states before it, `[K_i]` each.
 
-        A^S_k = (G_k - mean of the step group) / (std of the step group + 1e-6)
+        A_k = (G - mean) / (std + 1e-6)        A = sum_k w_k A_k / sum_k w_k        w_k = (k + 1)^alpha
 
-    A step group holds every turn of every valid trajectory of one group that was played in the same state
-    (a state met twice in one trajectory counts twice); a state met once has advantage 0.
-    `step_returns[i]` are the discounted returns from each turn on. Source: arXiv:2505.10978.
+    Over k from 0 to `history_length`; a turn has no A_k where fewer than k turns were before it, and both
+    sums leave out what is 0: groups of one, and equal returns. Source: arXiv:2602.22817, eq. 3 to 7.
     """
-    alive = [True] * len(step_returns) if valid is None else list(valid)
     lengths = [len(hashes) for hashes in state_hashes]
-    keys = [(group, state) for group, hashes in zip(group_ids, state_hashes, strict=True) for state in hashes]
-    flat = np.concatenate([np.asarray(r, np.float64) for r in step_returns]) if lengths else np.zeros(0)
-    advantages = group_advantages(flat, keys, valid=np.repeat(alive, lengths), normalize_std=normalize_std)
-    return np.split(advantages, np.cumsum(lengths)[:-1]) if lengths else []
+    flat = np.concatenate([np.zeros(0), *(np.asarray(each, np.float64) for each in step_returns)])
+    alive = np.repeat(np.asarray(valid, bool), lengths)
+    turn_n = np.concatenate([np.zeros(0, np.int64), *map(np.arange, lengths)])
+    total_n, weights_n = np.zeros_like(flat), np.zeros_like(flat)
+    for depth in range(history_length + 1):
+        contexts = [
+            (group, tuple(hashes[max(0, turn - depth) : turn + 1]))
+            for group, hashes in zip(group_ids, state_hashes, strict=True)
+            for turn in range(len(hashes))
+        ]
+        level_n = group_advantages(
+            flat, contexts, valid=alive & (turn_n >= depth), normalize_std=normalize_std
+        )
+        weight_n = (depth + 1) ** alpha * (level_n != 0)
+        total_n += weight_n * level_n
+        weights_n += weight_n
+    per_turn = np.split(total_n / np.where(weights_n > 0, weights_n, 1), np.cumsum(lengths, dtype=np.int64))
+    return per_turn[: len(lengths)]
 
 
 def discounted_returns(rewards: ArrayLike, gamma: float) -> Floats:

@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from envsdk.algorithms.advantage_sample import AdvantageSample, Floats, TokenAdvantages, steps_of
-from envsdk.algorithms.advantages import GiGPOArgs, compared, state_hashes_of
+from envsdk.algorithms.advantages import GiGPOArgs, beside_episodes, state_hashes_of, turn_credit
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.estimator_contract import advantage_estimator
-from envsdk.algorithms.estimators import discounted_returns, group_advantages
+from envsdk.algorithms.estimators import group_advantages
 
 _Node: TypeAlias = tuple[Hashable, str, Hashable]
 """A state of a group, its goal, or the end of one of its episodes."""
@@ -54,13 +54,7 @@ def graphgpo(
         omega=own.omega,
         normalize_std=args.grpo_normalize_std,
     )
-    return [
-        TokenAdvantages(
-            advantages=episode.advantages
-            + np.float32(own.step_weight) * steps_of(sample, "turn").spread(values)
-        )
-        for sample, episode, values in zip(samples, compared(samples, args), per_turn, strict=True)
-    ]
+    return beside_episodes(samples, args, per_turn, own.step_weight)
 
 
 @advantage_estimator(HGPOArgs)
@@ -69,18 +63,10 @@ def hgpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: HGPOArgs)
 
     Source: arXiv:2602.22817.
     """
-    steps = [steps_of(sample, "turn") for sample in samples]
-    per_turn = hgpo_advantages(
-        [discounted_returns(each.rewards_S, args.gamma) for each in steps],
-        state_hashes_of(samples, "hgpo"),
-        [sample.group_id for sample in samples],
-        valid=[sample.valid for sample in samples],
-        history_length=own.history_length,
-        alpha=own.length_weight_alpha,
-        normalize_std=args.grpo_normalize_std,
-    )
+    history = {"history_length": own.history_length, "alpha": own.length_weight_alpha}
     return [
-        TokenAdvantages(advantages=each.spread(values)) for each, values in zip(steps, per_turn, strict=True)
+        TokenAdvantages(advantages=steps_of(sample, "turn").spread(values))
+        for sample, values in zip(samples, turn_credit(samples, args, "hgpo", **history), strict=True)
     ]
 
 
@@ -119,7 +105,7 @@ def graph_step_advantages(
     rewards = omega ** (after + 1 - (before if normalize_std else 0))
     sources = [source for source, _ in turns]
     advantages = group_advantages(rewards, sources, valid=alive, normalize_std=normalize_std)
-    return _per_trajectory(advantages, lengths)
+    return np.split(advantages, np.cumsum(lengths)[:-1]) if lengths else []
 
 
 def distances_to(goals: Iterable[_Node], edges: Iterable[tuple[_Node, _Node]]) -> dict[_Node, int]:
@@ -136,44 +122,3 @@ def distances_to(goals: Iterable[_Node], edges: Iterable[tuple[_Node, _Node]]) -
                 distances[source] = distances[node] + 1
                 waiting.append(source)
     return distances
-
-
-def hgpo_advantages(
-    step_returns: Sequence[Sequence[float] | Floats],
-    state_hashes: Sequence[Sequence[Hashable]],
-    group_ids: Sequence[Hashable],
-    *,
-    valid: Sequence[bool],
-    history_length: int,
-    alpha: float,
-    normalize_std: bool = True,
-) -> list[Floats]:
-    """HGPO: the return from each turn among those with the same state and k states before it, `[K_i]` each.
-
-        A_k = (G - mean) / (std + 1e-6)        A = sum_k w_k A_k / sum_k w_k        w_k = (k + 1)^alpha
-
-    Over k from 0 to `history_length`; a turn has no A_k where fewer than k turns were before it, and both
-    sums leave out what is 0: groups of one, and equal returns. Source: arXiv:2602.22817, eq. 3 to 7.
-    """
-    lengths = [len(hashes) for hashes in state_hashes]
-    flat = np.concatenate([np.zeros(0), *(np.asarray(each, np.float64) for each in step_returns)])
-    alive = np.repeat(np.asarray(valid, bool), lengths)
-    turn_n = np.concatenate([np.zeros(0, np.int64), *map(np.arange, lengths)])
-    total_n, weights_n = np.zeros_like(flat), np.zeros_like(flat)
-    for depth in range(history_length + 1):
-        contexts = [
-            (group, tuple(hashes[max(0, turn - depth) : turn + 1]))
-            for group, hashes in zip(group_ids, state_hashes, strict=True)
-            for turn in range(len(hashes))
-        ]
-        level_n = group_advantages(
-            flat, contexts, valid=alive & (turn_n >= depth), normalize_std=normalize_std
-        )
-        weight_n = (depth + 1) ** alpha * (level_n != 0)
-        total_n += weight_n * level_n
-        weights_n += weight_n
-    return _per_trajectory(total_n / np.where(weights_n > 0, weights_n, 1), lengths)
-
-
-def _per_trajectory(flat: Floats, lengths: Sequence[int]) -> list[Floats]:
-    return np.split(flat, np.cumsum(lengths)[:-1]) if lengths else []

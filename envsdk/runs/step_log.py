@@ -101,7 +101,7 @@ class StepLog:
 
     def _tell_signs(self, metrics: Mapping[str, float]) -> None:
         for sign in self._signs.step(metrics):
-            self.display.note(f"warning: {sign}")
+            self.display.note(sign)
 
     def _cost_metrics(self) -> dict[str, float]:
         before, self._metered_at = self._metered_at, time.monotonic()

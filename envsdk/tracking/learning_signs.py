@@ -53,7 +53,6 @@ class LearningSigns:
 
     def __init__(self) -> None:
         self._reported: set[str] = set()
-        self._streak = 0
         self._shares: deque[float] = deque(maxlen=WINDOW)
         """Share of each step's groups with equal rewards, where their advantages are 0."""
         self._entropies: list[float] = []
@@ -65,12 +64,9 @@ class LearningSigns:
         known = {name: value for name, value in metrics.items() if math.isfinite(value)}
         signs = {
             "equal": self._equal_rewards(known),
-            "most": self._mostly_equal_rewards(known),
             "entropy": self._entropy(known),
             "unread": _no_action(known),
         }
-        if signs["equal"] and "equal" not in self._reported:
-            signs["most"] = ""  # the same, said twice
         found = {name: text for name, text in signs.items() if text and name not in self._reported}
         self._reported |= found.keys()
         return list(found.values())
@@ -80,23 +76,22 @@ class LearningSigns:
             return ""
         share = known[_EQUAL] if _teaches_by_groups(known) else 0.0
         self._shares.append(min(max(share, 0.0), 1.0))
-        self._streak = self._streak + 1 if share == 1.0 else 0
-        if self._streak < STREAK:
+        shares = list(self._shares)
+        num_empty, mean = shares.count(1.0), fmean(shares)
+        if shares[-STREAK:] == [1.0] * STREAK:
+            mean_reward = f" (mean {known['reward/mean']:.2f})" if "reward/mean" in known else ""
+            found = f"in the last {STREAK} steps every group had equal rewards{mean_reward}"
+        elif len(shares) == WINDOW and (mean >= MOST_GROUPS or 2 * num_empty > WINDOW):
+            found = f"over the last {WINDOW} steps {mean:.0%} of the groups had equal rewards"
+        else:
             return ""
+        if known.get("success/mean", 0.0) >= MOSTLY_SOLVED:
+            return (
+                f"most episodes are solved, and {found}, so there is little left to learn: end the run here, "
+                "take harder tasks, or let a task_sampler such as learnability choose them"
+            )
         return (
-            f"in the last {self._streak} steps all episodes of a group had the same reward"
-            f"{_mean_reward(known)}, in every group: nothing can be learned from that. {_what_to_try(known)}"
-        )
-
-    def _mostly_equal_rewards(self, known: Mapping[str, float]) -> str:
-        if _EQUAL not in known or len(self._shares) < WINDOW:
-            return ""
-        num_empty = sum(share == 1.0 for share in self._shares)
-        if fmean(self._shares) < MOST_GROUPS and 2 * num_empty <= WINDOW:
-            return ""
-        return (
-            f"over the last {WINDOW} steps {fmean(self._shares):.0%} of the groups had equal rewards, in "
-            f"{num_empty} of these steps all of them: those teach nothing. {_what_to_try(known)} "
+            f"{found}: nothing can be learned from those. Try {_RAISE_VARIETY}; "
             "`group_filters: [zero_variance]` plays others in their place"
         )
 
@@ -125,19 +120,6 @@ def _teaches_by_groups(known: Mapping[str, float]) -> bool:
     if known[_EQUAL] == 1.0:
         return largest <= _ZERO
     return known.get("advantage/zero_share", 1.0) > 0.0
-
-
-def _mean_reward(known: Mapping[str, float]) -> str:
-    return f" (mean {known['reward/mean']:.2f})" if "reward/mean" in known else ""
-
-
-def _what_to_try(known: Mapping[str, float]) -> str:
-    if known.get("success/mean", 0.0) >= MOSTLY_SOLVED:
-        return (
-            "Most episodes are solved: take harder tasks, let a task_sampler such as learnability choose "
-            "them, or end the run here."
-        )
-    return f"Try {_RAISE_VARIETY}."
 
 
 def _no_action(known: Mapping[str, float]) -> str:

@@ -10,8 +10,7 @@ reinforcement learning needs: successes to reinforce, and room above them.
 
 The folder's name is a hash of everything that decides its content, including the environments' sources. It
 lies in `$ENVSDK_CACHE`, or in `envsdk` in the user's cache folder. It is written under another name and
-renamed, so it is complete or absent; processes that want the same policy wait for the one that makes it. A
-kill costs at most the cloning: demonstrations are kept.
+renamed, so it is complete or absent; processes that want the same policy wait for the one that makes it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -72,8 +71,6 @@ RECORD = "warm_start.json"
 _RECIPE = 1
 """Raised when the same settings would give another policy."""
 _PRINT_EVERY_S = 5.0
-_OnPlayed = Callable[[int, int, int, object], None]
-"""Called with the numbers of episodes, successes and failures, and one failure."""
 _HOPELESS = 32
 """With so many failed demonstrations of the last tag and no other of any, no more are played."""
 
@@ -178,17 +175,6 @@ def _prompts_digest(config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _options(config: RunConfig) -> dict[str, Any]:
-    args = config.warm_start
-    return {
-        "source": _alone(config),
-        "num_episodes": args.num_episodes,
-        "policy": args.demonstrator,
-        "epsilon": args.epsilon,
-        "seed": args.seed,
-    }
-
-
 def _alone(config: RunConfig) -> RunConfig:
     """The configuration in which the demonstrator plays the roles of opponents too."""
     tags = {tag: each.model_copy(update={"players": None}) for tag, each in config.custom_envs.items()}
@@ -196,10 +182,16 @@ def _alone(config: RunConfig) -> RunConfig:
 
 
 def _demonstrator(config: RunConfig, tags: Iterable[str]) -> Player:
+    args, source = config.warm_start, _alone(config)
     try:
-        return make_player(
-            resolve_source(_alone(config)), TaskOptions.of(**_options(config)), PlayOptions(), tags=tags
+        options = TaskOptions.of(
+            source=source,
+            num_episodes=args.num_episodes,
+            policy=args.demonstrator,
+            epsilon=args.epsilon,
+            seed=args.seed,
         )
+        return make_player(resolve_source(source), options, PlayOptions(), tags=tags)
     except ConfigurationError as error:
         if config.warm_start.demonstrator != OraclePolicy.name:
             raise ConfigurationError(f"warm_start.demonstrator: {error}") from error
@@ -224,23 +216,23 @@ def _make(
     work = folder.parent / f".{folder.name}.work"
     for line in _announced(config, description, folder):
         console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
-    trajectories = _collect(config, work / "demonstrations", console)
-    unfinished = work / "policy"
+    trajectories = _collect(config, console)
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        score = _clone(config, trajectories, unfinished, console, device)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        score = _clone(config, trajectories, work, console, device)
         solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         took = time.monotonic() - started
         record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
-        write_json_atomically(unfinished / RECORD, record)
+        write_json_atomically(work / RECORD, record)
         # One without a record was damaged by hand; a rename onto it would fail.
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(unfinished, folder)
+        os.replace(work, folder)
         fsync_path(folder.parent)
     except OSError as error:
         raise storage_error("write", folder, error) from error
-    shutil.rmtree(work, ignore_errors=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
     console.print(
         f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
         f"predicted with cross entropy {score['loss']:.3f} per token",
@@ -266,31 +258,29 @@ def _announced(config: RunConfig, description: Mapping[str, Any], folder: Path) 
                 return
 
 
-def _collect(config: RunConfig, out: Path, console: Console) -> list[Trajectory]:
-    num_failed, some_succeed = 0, False
+def _collect(config: RunConfig, console: Console) -> list[Trajectory]:
+    counts, num_failed = _num_episodes(config), 0
     # Tags are played one after the other: one that cannot be demonstrated says nothing of the next.
-    *before, last = _num_episodes(config).values()
+    *before, last = counts.values()
     hopeless = sum(before) + min(last, _HOPELESS)
+    plans = plan_shards(counts, split="train", shard_size=usual_shard_size(sum(counts.values())))
+    played: dict[int, Trajectory] = {}
 
-    def on_played(num_episodes: int, num_successes: int, failures: int, reason: object) -> None:
-        nonlocal num_failed, some_succeed
-        progress.played(num_episodes, num_successes, failures)
-        num_failed += failures
-        some_succeed = some_succeed or failures < num_episodes
-        if num_failed >= hopeless and not some_succeed:
+    def ended(position: int, trajectory: Trajectory) -> None:
+        nonlocal num_failed
+        played[position] = trajectory
+        failure = trajectory.failure
+        progress.played(1, trajectory.success, failure is not None)
+        num_failed += failure is not None
+        if num_failed == len(played) == hopeless:
             raise ConfigurationError(
-                f"warm_start: the first {num_failed} demonstrations all failed, one with {reason}"
+                f"warm_start: the first {num_failed} demonstrations all failed, one with {failure}"
             )
 
-    with EpisodeProgress(
-        "warm start: demonstrations", total=config.warm_start.num_episodes, console=console
-    ) as progress:
-        try:
-            import pyarrow  # noqa: F401
-        except ModuleNotFoundError:
-            trajectories = _played(config, on_played)
-        else:
-            trajectories = _kept(config, out, progress, on_played)
+    title, total = "warm start: demonstrations", config.warm_start.num_episodes
+    with EpisodeProgress(title, total=total, console=console) as progress:
+        _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
+    trajectories = [played[position] for position in sorted(played)]
     usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
     if not usable:
         raise ConfigurationError(
@@ -314,39 +304,14 @@ def _left_out(trajectories: Sequence[Trajectory]) -> Iterator[str]:
             )
 
 
-def _kept(config: RunConfig, out: Path, progress: EpisodeProgress, on_played: _OnPlayed) -> list[Trajectory]:
-    """Demonstrations that lie in `out`, those of a killed call among them."""
-    from envsdk.base.store.trajectories import read_trajectories
-    from envsdk.rollouts.play.collection import CollectOptions, collect
-
-    collection = collect(
-        CollectOptions.of(**_options(config), out=out),
-        on_start=progress.start,
-        on_played=lambda p: on_played(p.num_episodes, p.num_successes, p.num_failed, p.failure),
-    )
-    return [trajectory for shard in collection.shards for trajectory in read_trajectories(shard)]
-
-
-def _played(config: RunConfig, on_played: _OnPlayed) -> list[Trajectory]:
-    """The same demonstrations where there is no PyArrow to keep them."""
-    counts = _num_episodes(config)
-    plans = plan_shards(counts, split="train", shard_size=usual_shard_size(sum(counts.values())))
-    played: dict[int, Trajectory] = {}
-
-    def ended(position: int, trajectory: Trajectory) -> None:
-        played[position] = trajectory
-        on_played(1, trajectory.success, trajectory.failure is not None, trajectory.failure)
-
-    _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
-    return [played[position] for position in sorted(played)]
-
-
 def _clone(
     config: RunConfig, trajectories: Sequence[Trajectory], folder: Path, console: Console, device: str
 ) -> dict[str, float]:
     """Write the tokenizer, the random model and then the cloned weights into `folder`."""
+    from envsdk.managers.wiring import tag_setups
+
     args = config.warm_start
-    setups = _setups(config)
+    setups = tag_setups(config, config.train_env_manager)
     tokenizer = build_tokenizer(_texts(trajectories, setups), pieces=_pieces(config))
     write_tokenizer(folder, tokenizer, sequence_length=config.sequence_length)
     write_random_model(
@@ -372,12 +337,6 @@ def _clone(
     score = _imitate(trainer, demonstrations, args, num_steps, console)
     trainer.save_pretrained(folder)
     return {**score, "num_parameters": float(sum(p.numel() for _, p in trainer.model.parameters()))}
-
-
-def _setups(config: RunConfig) -> dict[str, TagSetup]:
-    from envsdk.managers.wiring import tag_setups
-
-    return tag_setups(config, config.train_env_manager)
 
 
 def _pieces(config: RunConfig) -> list[str]:

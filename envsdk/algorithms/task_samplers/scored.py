@@ -330,11 +330,7 @@ class EasyToHard(ScoredSampler[EasyToHardArgs]):
         self._ranks = np.arange(len(self.arms), dtype=np.int64)
         for tag, arms in self.arms_of.items() if args.choose != "tags" else ():
             ranks = config.tasks[tag].ranks
-            if ranks is None:
-                raise ConfigurationError(
-                    f"task_sampler: easy_to_hard does not know how hard the tasks of tag {tag!r} are: name "
-                    "columns of prompt data, or set choose: tags"
-                )
+            assert ranks is not None, "columns are checked with the configuration"
             self._ranks[arms] = ranks[: len(arms)]
         self._num_played: dict[str, int] = dict(state["num_played"]) if state is not None else {}
         """With tasks in order: how many of each list, by its tag; "" is the list of all."""

@@ -76,7 +76,7 @@
     : null);
 
   const signs = (source) => (source.signs && source.signs.length
-    ? h("div", { class: "notice", role: "status" }, h("b", {}, "Signs that it learns no more"), h("ul", {}, source.signs.map((line) => h("li", {}, line))))
+    ? h("div", { class: "notice", role: "status" }, h("b", {}, "How learning goes"), h("ul", {}, source.signs.map((line) => h("li", {}, line))))
     : null);
 
   View.indexingNotice = (indexing) => (indexing && indexing.is_running && indexing.files

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from envsdk.algorithms.estimators import (
     discounted_returns,
     gae,
-    gigpo_step_advantages,
     group_advantages,
+    hgpo_advantages,
     reinforce_advantages,
     rloo_advantages,
     whiten,
@@ -166,7 +166,7 @@ def test_gigpo_compares_each_turn_with_all_others_in_its_state(data, gamma, norm
     returns = [
         [sum(r * gamma**d for d, (_, r) in enumerate(each[k:])) for k in range(len(each))] for each in turns
     ]
-    found = gigpo_step_advantages(returns, hashes, groups, valid=valid, normalize_std=normalize)
+    found = hgpo_advantages(returns, hashes, groups, valid=valid, normalize_std=normalize)
     for index, each in enumerate(turns):
         assert len(found[index]) == len(each)
         for turn, (state, _) in enumerate(each):
@@ -195,7 +195,7 @@ def test_gigpo_does_not_depend_on_the_order_of_trajectories(data, random) -> Non
         groups, valid, turns = zip(*rows, strict=True)
         hashes = [[state for state, _ in each] for each in turns]
         returns = [[reward for _, reward in each] for each in turns]
-        return gigpo_step_advantages(returns, hashes, groups, valid=valid)
+        return hgpo_advantages(returns, hashes, groups, valid=valid)
 
     straight, shuffled = advantages(data), advantages([data[i] for i in order])
     for place, index in enumerate(order):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.batches import token_advantages
-from envsdk.algorithms.estimators import STD_EPSILON, discounted_returns
-from envsdk.algorithms.step_credit import graph_step_advantages, hgpo_advantages
+from envsdk.algorithms.estimators import STD_EPSILON, discounted_returns, hgpo_advantages
+from envsdk.algorithms.step_credit import graph_step_advantages
 from envsdk.contracts.failures import ConfigurationError
 
 

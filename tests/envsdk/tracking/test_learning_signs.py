@@ -31,25 +31,19 @@ def told(metrics: list[dict[str, float]], words: str) -> list[int]:
     return [step for step, text in signs_of(metrics) if words in text]
 
 
-@given(st.lists(shares, max_size=40))
-def test_two_steps_in_a_row_with_equal_rewards_in_every_group_are_told_once(values: list[float]) -> None:
-    first = next((at + 1 for at in range(1, len(values)) if values[at - 1] == values[at] == 1.0), None)
-    found = told(rows(values), "nothing can be learned")
-    assert found == ([] if first is None else [first])
+def teaches_nothing(newest: list[float]) -> bool:
+    """Two steps in a row without any group that differs, or ten with few."""
+    window = newest[-WINDOW:]
+    is_empty = newest[-2:] == [1.0, 1.0]
+    return is_empty or (len(window) == WINDOW and (sum(window) >= 7.999 or window.count(1.0) > WINDOW / 2))
 
 
 @given(st.lists(shares, max_size=40))
-def test_steps_in_which_most_groups_teach_nothing_are_told_once_and_not_before_they_are(
+def test_groups_with_equal_rewards_are_told_once_and_as_soon_as_they_teach_nothing(
     values: list[float],
 ) -> None:
-    found = told(rows(values), f"over the last {WINDOW} steps")
-    assert len(found) <= 1
-    for step in found:
-        window = values[step - WINDOW : step]
-        assert len(window) == WINDOW
-        assert sum(window) / WINDOW >= 0.8 or 2 * window.count(1.0) > WINDOW
-    if values[-WINDOW:].count(1.0) > WINDOW - 2 and len(values) >= WINDOW + 1:
-        assert found
+    first = next((step for step in range(1, len(values) + 1) if teaches_nothing(values[:step])), None)
+    assert told(rows(values), "nothing can be learned") == ([] if first is None else [first])
 
 
 @given(st.lists(st.floats(0.0, 0.6), max_size=40))
@@ -67,12 +61,13 @@ def test_with_advantages_all_the_same_equal_rewards_may_still_teach() -> None:
 
 def test_what_to_try_depends_on_whether_nothing_or_everything_is_solved() -> None:
     (_, none), *_ = signs_of(rows([1.0, 1.0], **{"success/mean": 0.0, "reward/mean": 0.0}))
-    assert "the same reward (mean 0.00)" in none
+    assert "equal rewards (mean 0.00)" in none
     for key in ("warm_start.num_episodes", "pretrain", "group_size", "temperature", "easier tasks"):
         assert key in none
     (_, all_solved), *_ = signs_of(rows([1.0, 1.0], **{"success/mean": 1.0}))
+    assert all_solved.startswith("most episodes are solved")
     assert "harder tasks" in all_solved
-    assert "warm_start" not in all_solved
+    assert not {"warm_start", "nothing"} & set(all_solved.split())
 
 
 def entropy(values: list[float], **more: float) -> list[dict[str, float]]:
@@ -109,7 +104,7 @@ def test_a_policy_that_solves_nearly_everything_may_be_sure() -> None:
 def test_any_metrics_can_be_read_and_each_sign_is_told_at_most_once(metrics: list[dict[str, float]]) -> None:
     signs = LearningSigns()
     found = [text for row in metrics for text in signs.step(row)]
-    assert len(found) <= 4
+    assert len(found) <= 3
     assert not any("nan" in text or "inf " in text for text in found)
 
 

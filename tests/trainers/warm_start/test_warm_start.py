@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from envsdk.base.store import trajectories as trajectories_on_disk
 from envsdk.base.store.cache import cache_folder
 from envsdk.config import RunConfig, load_config
 from envsdk.contracts.chat import ChatTokenizer
@@ -188,9 +187,7 @@ def test_cloning_teaches_the_demonstrations() -> None:
     assert loss[1] < 0.5 * loss[0]
 
 
-def test_an_interrupted_making_leaves_no_policy_and_keeps_the_demonstrations(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_making_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -198,11 +195,8 @@ def test_an_interrupted_making_leaves_no_policy_and_keeps_the_demonstrations(
         patch.setattr(warm_start, "_imitate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare(small_config())
-    visible = [path for path in (cache / "policies").iterdir() if not path.name.startswith(".")]
-    assert visible == []
-    folder, said = prepare(small_config())
-    assert "12 of 12 episodes were there before" in said
-    assert (folder / RECORD).is_file()
+    assert [path.suffix for path in (cache / "policies").iterdir()] == [".lock"]
+    assert (prepare(small_config())[0] / RECORD).is_file()
     assert not list((cache / "policies").glob(".*.work"))
 
 
@@ -217,14 +211,13 @@ def test_who_wants_the_same_policy_at_the_same_time_waits_for_it(monkeypatch: py
 
 def test_only_training_tasks_are_demonstrated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Trajectory] = []
-    original = trajectories_on_disk.read_trajectories
+    collect = warm_start._collect
 
-    def read(path: Path) -> list[Trajectory]:
-        trajectories = original(path)
-        seen.extend(trajectories)
-        return trajectories
+    def collected(config: RunConfig, console: Console) -> list[Trajectory]:
+        seen.extend(collect(config, console))
+        return seen
 
-    monkeypatch.setattr(trajectories_on_disk, "read_trajectories", read)
+    monkeypatch.setattr(warm_start, "_collect", collected)
     config = small_config()
     prepare(config)
     assert {trajectory.task.split for trajectory in seen} == {"train"}
