@@ -69,8 +69,11 @@ if __name__ == "__main__":
     parser.add_argument("source", metavar="FILE", help="a YAML file of `envsdk train`")
     parser.add_argument("num_steps", metavar="STEPS", type=int)
     parser.add_argument("overrides", metavar="KEY=VALUE", nargs="*", default=[])
+    args = parser.parse_args()
+    if args.num_steps < 1:
+        parser.error(f"STEPS must be at least 1, not {args.num_steps}")
     try:
-        main(**vars(parser.parse_args()), checkpoint=Path("own_trainer.pt"))
+        main(**vars(args), checkpoint=Path("own_trainer.pt"))
     except KeyboardInterrupt:
         print("interrupted: the same command continues from own_trainer.pt, if it is there", file=sys.stderr)
         sys.exit(130)

@@ -133,8 +133,8 @@ class CausalLM:
         `seed` decides how an adapter (`settings.lora`) begins.
         """
         require_model_folder(folder)
-        if unknown := settings.model_problem(folder):
-            raise ConfigurationError(unknown)
+        for why in settings.model_problems(folder):
+            raise ConfigurationError(str(why))
         if problem := settings.attention_problem():
             raise ConfigurationError(f"attn_implementation: {problem}")
         transformers_logging.disable_progress_bar()

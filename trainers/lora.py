@@ -17,8 +17,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from envsdk.base.settings.problems import Problem
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.process_group import full_tensor
+from envsdk.trainers.training_args import LORA
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 if TYPE_CHECKING:
@@ -29,15 +31,29 @@ _NAME = "default"
 _BASE = ".base_layer."
 
 
-def problem_of(model_config: Any, args: LoRAArgs) -> str:
-    """Why no model of this configuration can be adapted so; empty where it can."""
+def problems_of(model_config: Any, args: LoRAArgs) -> Iterator[Problem]:
+    """Why no model of this configuration can be adapted so, with keys in `strategy_args`."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(model_config)
-        try:
-            LoRA(model, args, seed=0)
-        except ConfigurationError as error:
-            return str(error)
-    return ""
+        yield from _problems(AutoModelForCausalLM.from_config(model_config), args)
+
+
+def _problems(model: nn.Module, args: LoRAArgs) -> Iterator[Problem]:
+    modules = dict(model.named_modules())
+    yield from args.target_problems(modules, _linear_layers(model))
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    for name, module in modules.items():
+        if args.target_modules == "all-linear" or not f".{name}".endswith(
+            tuple(f".{end}" for end in args.target_modules)
+        ):
+            continue
+        if type(module) is not nn.Linear:
+            why = f"is no linear layer ({type(module).__name__}); name others"
+        elif module.weight is embeddings.weight:
+            why = "computes with the embeddings' weight, which would be adapted there alone; name others"
+        else:
+            continue
+        yield Problem((*LORA, "target_modules"), f"{name} {why}")
+        return
 
 
 class LoRA:
@@ -45,10 +61,9 @@ class LoRA:
 
     def __init__(self, model: nn.Module, args: LoRAArgs, *, seed: int) -> None:
         """Puts it in and freezes the rest. ConfigurationError for modules that cannot be adapted."""
-        adapted = _linear_layers(model)
-        if problem := args.target_problem([name for name, _ in model.named_modules()], adapted):
-            raise ConfigurationError(problem)
-        targets = adapted if args.target_modules == "all-linear" else list(args.target_modules)
+        for problem in _problems(model, args):
+            raise ConfigurationError(str(problem))
+        targets = _linear_layers(model) if args.target_modules == "all-linear" else list(args.target_modules)
         config = LoraConfig(
             r=args.rank,
             lora_alpha=args.scaled_alpha,  # type: ignore[arg-type]
@@ -57,26 +72,11 @@ class LoRA:
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            try:
-                # In a container, for which PEFT does not take linear layers for experts by their names.
-                inject_adapter_in_model(config, nn.Sequential(model))
-            except ValueError as error:
-                raise ConfigurationError(f"lora.target_modules: {error}") from error
+            # In a container, for which PEFT does not take linear layers for experts by their names.
+            inject_adapter_in_model(config, nn.Sequential(model))
         self._layers: dict[str, Any] = {
             name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)
         }
-        embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
-        for name, layer in self._layers.items():
-            kind = type(layer.get_base_layer())
-            if kind is not nn.Linear:
-                raise ConfigurationError(
-                    f"lora.target_modules: {name} is no linear layer ({kind.__name__}); name others"
-                )
-            if layer.get_base_layer().weight is embeddings.weight:
-                raise ConfigurationError(
-                    f"lora.target_modules: {name} computes with the embeddings' weight, which would "
-                    "be adapted there alone; name others"
-                )
 
     @staticmethod
     def halve(model: nn.Module) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.memory import FLOAT32, Memory, ModelSizes
-from envsdk.base.settings.precision import DType, Precision, precision
+from envsdk.base.settings.precision import Device, DType, Precision, precision
+from envsdk.base.settings.problems import Problem
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.store import language_model
 from envsdk.base.store.model_files import stored_model_type
@@ -57,6 +58,10 @@ class TrainingArgs(StrictSettings):
         return self
 
 
+LORA = ("strategy_config", "lora")
+"""Where an adapter's settings stand in `strategy_args`."""
+
+
 class LoRAArgs(StrictSettings):
     """`lora` of a trainer: train a low-rank adapter instead of the model's own weights."""
 
@@ -64,7 +69,7 @@ class LoRAArgs(StrictSettings):
     """Rank of the two matrices of each adapted one."""
     alpha: float = Field(default=0.0, ge=0.0)
     """The adapter's output is multiplied by alpha / rank; 0 stands for twice the rank."""
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
     """Ends of the names of linear layers, such as `q_proj`; `all-linear`: all but the output layer."""
 
     @property
@@ -72,17 +77,18 @@ class LoRAArgs(StrictSettings):
         """`alpha`, or what stands for it."""
         return self.alpha or 2.0 * self.rank
 
-    def target_problem(self, names: Collection[str], adapted: Iterable[str]) -> str:
-        """Which of `target_modules` is the end of none of these names; empty where each is of one.
+    def target_problems(self, names: Collection[str], adapted: Iterable[str]) -> Iterator[Problem]:
+        """Which of `target_modules` is the end of none of these names, with its key in `strategy_args`.
 
         `adapted`: the names that `all-linear` takes.
         """
         if not (ends := sorted({name.rpartition(".")[2] for name in adapted})):
-            return "this model has no linear layers for an adapter: train without lora"
+            yield Problem(LORA, "this model has no linear layers for an adapter: train without lora")
+            return
         named = () if self.target_modules == "all-linear" else self.target_modules
-        unknown = [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]
-        told = f"no layer that is adapted is called {', '.join(unknown)}; of this model {', '.join(ends)} are"
-        return f"lora.target_modules: {told}" if unknown else ""
+        if unknown := [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]:
+            told = f"no layer that is adapted is called {', '.join(unknown)}"
+            yield Problem((*LORA, "target_modules"), f"{told}; of this model {', '.join(ends)} are")
 
 
 SHARING_MODEL_TYPES = frozenset({
@@ -221,22 +227,22 @@ class TransformersArgs(StrictSettings):
             return f"not known to be exact for model type {model_type}"
         return None
 
-    def model_problem(self, folder: Path) -> str:
-        """Why the model in a folder is not trained; empty where it is. Known families need no look."""
+    def model_problems(self, folder: Path) -> Iterator[Problem]:
+        """Why the model in a folder is not trained, with the keys. Known families need no look."""
         kind = stored_model_type(folder)
-        if self.share_prefixes is True and (problem := self.sharing_problem(kind)):
-            return f"share_prefixes: {problem}; leave it at auto"
+        if self.share_prefixes is True and (why := self.sharing_problem(kind)):
+            yield Problem(("strategy_config", "share_prefixes"), f"{why}; leave it at auto")
         if (kind in SHARING_MODEL_TYPES and self.lora is None) or find_spec("transformers") is None:
-            return ""
+            return
         try:
             _, config = language_model.language_config(folder)
-        except (ImportError, OSError, ValueError, KeyError) as error:
-            return f"pretrain: cannot load the model in {folder}: {error}"
-        if self.lora is None or any(find_spec(each) is None for each in self.needs):
-            return ""
-        from envsdk.trainers.lora import problem_of
+        except (ImportError, OSError, ValueError) as error:
+            yield Problem(("pretrain",), f"cannot load the model in {folder}: {error}")
+            return
+        if self.lora is not None and not any(find_spec(each) is None for each in self.needs):
+            from envsdk.trainers.lora import problems_of
 
-        return problem_of(config, self.lora)
+            yield from problems_of(config, self.lora)
 
     def shares_prefixes(self, model_type: str) -> bool:
         """Whether rows that begin alike may share a line."""
@@ -261,8 +267,7 @@ class TransformersArgs(StrictSettings):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if "/" not in name and name not in _IMPLEMENTATIONS:
-            known = ", ".join(_IMPLEMENTATIONS)
-            raise ValueError(f"expected one of {known}, or a kernel of the hub as OWNER/NAME, not {name}")
+            raise ValueError(f"must be {', '.join(_IMPLEMENTATIONS)} or a kernel of the hub as OWNER/NAME")
         return name
 
     @model_validator(mode="after")
@@ -284,7 +289,7 @@ _PACKAGES = {
 class TorchStrategyConfig(TransformersArgs):
     """The section `actor_train.strategy_args.strategy_config` for `strategy_name: torch`."""
 
-    device: str = "cpu"
+    device: Device = "cpu"
     """A torch device such as `cpu` or `cuda:0`."""
 
 

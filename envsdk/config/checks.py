@@ -24,7 +24,7 @@ from envsdk.config.advantage_checks import advantage_problems
 from envsdk.config.device_memory import memory_problems
 from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
-from envsdk.config.loaded_models import model_problems, replay_problems, update_problems
+from envsdk.config.loaded_models import model_problems, replay_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.role_models import ActorInfer, TrainerRole
 from envsdk.config.section_checks import (
@@ -72,8 +72,9 @@ def check(config: RunConfig, *, for_training: bool = True) -> list[Problem]:
     )
     if for_training:
         checks += (_engine_learns, sharing_problems, _device_memory)
-        checks += (model_problems, update_problems, replay_problems)
-    return [problem for each in checks for problem in each(config)]
+        checks += (model_problems, replay_problems)
+    # Several roles may have one problem.
+    return list(dict.fromkeys(problem for each in checks for problem in each(config)))
 
 
 def _device_memory(config: RunConfig) -> Iterator[Problem]:

@@ -307,10 +307,10 @@ def _validate(
             ),
         ]
         if to_explain:
-            notes = [f"{dotted(problem.path)}: {problem.message}" for problem in lacking]
+            notes = [str(problem) for problem in lacking]
             notes += start_problems(config) if not problems else ()
         else:
-            problems += lacking
+            problems += [problem for problem in lacking if problem not in problems]
     if problems or config is None:
         hint = (
             ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -206,23 +207,12 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
     for section in plugins.settings_sections(config):
         if "device" not in section.model.model_fields:
             continue
-        device = section.values.get("device", "cpu")
-        if not isinstance(device, str) or device == "cpu":
+        kind, _, number = str(section.values.get("device", "cpu")).partition(":")
+        if kind != "cuda" or config.ray.address is not None or find_spec("torch") is None:
             continue
-        problem = _device_problem(device, is_here=config.ray.address is None)
-        if problem is not None:
-            yield Problem((*section.path, "device"), problem)
-
-
-def _device_problem(device: str, *, is_here: bool) -> str | None:
-    try:
         import torch
-    except ModuleNotFoundError:
-        return None  # What needs torch says so.
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        return f"`{device}` is no device of PyTorch; write cpu, cuda or cuda:0"
-    if is_here and parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
-        return f"`{device}`, but PyTorch finds {torch.cuda.device_count()} GPUs on this machine"
-    return None
+
+        if int(number or 0) >= (there := torch.cuda.device_count()):
+            path = section.also.get("device", (*section.path, "device"))
+            given = section.values["device"]
+            yield Problem(path, f"`{given}`, but PyTorch finds {there} GPUs on this machine")

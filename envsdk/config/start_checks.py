@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.extras import require
-from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
+from envsdk.base.settings.problems import KeyPath, Problem, describe
 from envsdk.base.settings.validation import problems_in
 from envsdk.config import plugins
 from envsdk.config.loaded_models import models_of
@@ -71,7 +71,7 @@ def start_problems(config: RunConfig) -> Iterator[str]:
         check_packages(config)
     except ConfigurationError as error:
         yield str(error)
-    yield from (f"{dotted(problem.path)}: {problem.message}" for problem in _rewards(config))
+    yield from map(str, _rewards(config))
 
 
 def prompt_notes(config: RunConfig) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from envsdk.base.settings.memory import Memory, ModelSizes
+from envsdk.base.settings.problems import Problem
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.sampling import SamplingShape
@@ -31,13 +32,13 @@ class EngineSettings(StrictSettings):
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
-        """What of them stands against a start with the model in a folder; empty where nothing does."""
-        return ""
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+        """What stands against a start with the model in a folder: a key of `strategy_args`, or of the run."""
+        return None
 
-    def update_problem(self, model_type: str) -> str:
-        """Why the engine takes no new weights of models of this family; empty where it does."""
-        return ""
+    def update_problem(self, model_type: str, adapter_rank: int | None) -> Problem | None:
+        """Why the engine takes no new weights of a model of this family, or no adapter of this rank."""
+        return None
 
     @property
     def may_tell_experts(self) -> bool:

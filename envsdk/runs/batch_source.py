@@ -46,7 +46,7 @@ class BatchSource(Protocol):
         ...
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
-        """Start it, side by side with what `also` starts."""
+        """Start it, and what `also` starts."""
         ...
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:

@@ -121,7 +121,7 @@ class RolloutCluster:
             self.validation_scheduler = _actor(RolloutScheduler).remote(held_out)
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
-        """Start everything side by side, and what `also` starts; returns when every worker has checked in."""
+        """Start engines, then opponents; then workers, side by side with what `also` starts."""
         await self.call(self.engines.start())
         if self.config.algorithm.train_infer_correction.routing_replay:
             await self.call(self._check_that_experts_are_told())

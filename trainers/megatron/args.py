@@ -5,7 +5,7 @@ configuration layer can check them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
+from envsdk.base.settings.problems import Problem
 from envsdk.base.settings.strict import StrictSettings
-from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.training_args import LoRAArgs
 
 RecomputedModule = Literal["core_attn", "mlp", "moe", "shared_experts"]
@@ -92,17 +92,19 @@ class MegatronStrategyConfig(StrictSettings):
             return "Transformer Engine is not installed here; `auto` takes what is here"
         return None
 
-    def model_problem(self, folder: Path) -> str:
-        """Why the model in a folder is not trained; empty where it is, or where transformers is not here."""
+    def model_problems(self, folder: Path) -> Iterator[Problem]:
+        """Why the model in a folder is not trained, as far as that is known without transformers."""
         if find_spec("transformers") is None:
-            return ""
-        from envsdk.trainers.megatron.hf_config import check_supported, read_config
+            return
+        from envsdk.base.store.language_model import hf_config
+        from envsdk.trainers.megatron.hf_config import problems_of
 
         try:
-            check_supported(read_config(folder), self)
-        except ConfigurationError as error:
-            return str(error)
-        return ""
+            config = hf_config(folder)
+        except (OSError, ValueError) as error:
+            yield Problem(("pretrain",), f"cannot load the model in {folder}: {error}")
+        else:
+            yield from problems_of(config, self)
 
     @property
     def ranks_per_copy(self) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig
-
+from envsdk.base.settings.problems import Problem
+from envsdk.base.store.language_model import hf_config
 from envsdk.base.store.model_files import require_model_folder
 from envsdk.contracts.failures import ConfigurationError
 
@@ -28,16 +28,28 @@ def read_config(folder: Path) -> Any:
     """The configuration in a Hugging Face folder. ConfigurationError when there is none."""
     require_model_folder(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        return hf_config(folder)
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"pretrain: cannot read {folder / 'config.json'}: {error}") from error
 
 
 def check_supported(hf: Any, strategy: MegatronStrategyConfig) -> None:
     """ConfigurationError names each field of the model that stands against it, or against the settings."""
-    problems = list(_model_problems(hf)) or [*_layout_problems(hf, strategy), *_other_problems(hf, strategy)]
-    if problems:
-        raise ConfigurationError("strategy megatron_train cannot train this model: " + "; ".join(problems))
+    if problems := "; ".join(map(str, problems_of(hf, strategy))):
+        raise ConfigurationError(problems)
+
+
+def problems_of(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[Problem]:
+    """The same with the key of each, in a role's `strategy_args`."""
+    fields = list(_model_problems(hf))
+    if fields:
+        told = f"megatron_train cannot train this model: {'; '.join(fields)}"
+        yield Problem(("strategy_name",), told)
+    else:
+        yield from _layout_problems(hf, strategy)
+        if strategy.lora is not None:
+            names = list(adapted_layers(hf))
+            yield from strategy.lora.target_problems(names, names)
 
 
 def num_experts(hf: Any) -> int | None:
@@ -112,22 +124,26 @@ def _rope_problems(rope: dict[str, Any], *, is_partial: bool) -> Iterator[str]:
             yield f"rope_parameters.{name} is {rope.get(name)}, and for llama3 only {value} is supported"
 
 
-def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]:
+def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[Problem]:
     """Between the model and the parallel sizes."""
+
+    def problem(key: str, message: str) -> Problem:
+        return Problem(("strategy_config", key), message)
+
     tp = strategy.tensor_model_parallel_size
     pieces = strategy.pipeline_model_parallel_size * (strategy.virtual_pipeline_model_parallel_size or 1)
     experts = num_experts(hf)
     divisors = [
         ("num_attention_heads", "tensor_model_parallel_size", tp),
         ("num_key_value_heads", "tensor_model_parallel_size", tp),
-        ("num_hidden_layers", "pipeline_model_parallel_size x virtual_pipeline_model_parallel_size", pieces),
+        ("num_hidden_layers", "pipeline_model_parallel_size", pieces),
     ]
     if experts is None or num_dense_layers(hf):
         divisors.append(("intermediate_size", "tensor_model_parallel_size", tp))
     if experts is None:
         for name in ("expert_model_parallel_size", "expert_tensor_parallel_size"):
             if (getattr(strategy, name) or 1) > 1:
-                yield f"{name} is {getattr(strategy, name)}, but the model has no experts"
+                yield problem(name, f"{getattr(strategy, name)}, but the model has no experts")
     else:
         divisors += [
             (_EXPERTS[hf.model_type], "expert_model_parallel_size", strategy.expert_model_parallel_size),
@@ -136,14 +152,9 @@ def _layout_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]
         if hasattr(hf, "n_shared_experts"):
             divisors.append((expert_width(hf), "tensor_model_parallel_size", tp))
         if tp > 1 and not strategy.sequence_parallel:
-            yield "tensor_model_parallel_size over 1 needs sequence_parallel: true in a mixture of experts"
-    for field, key, size in divisors:
-        if getattr(hf, field) % size:
-            yield f"{key} is {size}, which does not divide the model's {field} of {getattr(hf, field)}"
-
-
-def _other_problems(hf: Any, strategy: MegatronStrategyConfig) -> Iterator[str]:
-    if strategy.lora is not None:
-        names = list(adapted_layers(hf))
-        if problem := strategy.lora.target_problem(names, names):
-            yield problem
+            yield problem("tensor_model_parallel_size", f"{tp} needs sequence_parallel: true with experts")
+    for key, size in dict.fromkeys((key, size) for _, key, size in divisors):
+        of = [field for field, other, _ in divisors if other == key and getattr(hf, field) % size]
+        if fields := " and ".join(f"{field} of {getattr(hf, field)}" for field in dict.fromkeys(of)):
+            times = " (with virtual_pipeline_model_parallel_size)" if size != getattr(strategy, key) else ""
+            yield problem(key, f"{size}{times} does not divide the model's {fields}")

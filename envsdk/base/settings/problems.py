@@ -16,6 +16,9 @@ class Problem:
     path: KeyPath
     message: str
 
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.message}"
+
 
 def dotted(path: KeyPath) -> str:
     """The path as it is written in an override.

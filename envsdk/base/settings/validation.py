@@ -157,14 +157,14 @@ def value_problem(details: Any) -> str:
                 f"{shown(value)} holds characters that are not allowed; use letters, digits, `.`, `_` and `-`"
             )
         return f"must match {pattern}, not {shown(value)}"
-    if kind == "too_short":
-        least, actual = details["ctx"]["min_length"], details["ctx"]["actual_length"]
-        return f"must have at least {least} {'entry' if least == 1 else 'entries'}, not {actual}"
     return f"{_rule(details)}, not {shown(value)}{_quoting_hint(kind, value)}"
 
 
 def _rule(details: Any) -> str:
     """What the value must be: our words for pydantic's."""
+    if details["type"] == "too_short":
+        least = details["ctx"]["min_length"]
+        return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
     rule = _ARTICLES.get(details["type"]) or re.sub(r"^(Input|Value) should", "must", details["msg"])
     if rule.startswith("must be a list") and re.fullmatch(r"[\w./:-]+", str(details["input"])):
         rule = f"must be a list, such as [{details['input']}]"
@@ -194,7 +194,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "a section of keys"
+        return "a section of keys" if value else "{}"
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

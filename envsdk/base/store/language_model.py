@@ -24,14 +24,25 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
+def hf_config(folder: Path) -> Any:
+    """The configuration in a folder, as transformers has it. ValueError or OSError says why there is none."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, **_LOCAL)
+    except (KeyError, TypeError, StrictDataclassError) as error:
+        raise ValueError(f"config.json: {' '.join(str(error).split())}") from error
+
+
 def language_config(folder: Path) -> tuple[Any, Any]:
     """The configuration in a folder, and its part for text, which are one where it has no others.
 
     ValueError says why there is no language model, OSError what cannot be read.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = AutoConfig.from_pretrained(folder, **_LOCAL)
+    config = hf_config(folder)
     text = config.get_text_config()
     if config.is_encoder_decoder or type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(

@@ -18,14 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.base.settings.memory import ModelSizes
+from envsdk.base.settings.problems import Problem
 from envsdk.contracts.failures import ConfigurationError
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 100_000_000
 _DIGEST_BYTES = 1 << 20
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|tok_embeddings|embed_in|wte)\.weight$")
-_COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+COUNTED = frozenset({"llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 """Types of models whose keys in config.json mean what `model_sizes` takes them for."""
+_SIZES = frozenset({
+    "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "moe_intermediate_size",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
+})  # fmt: skip
 _NO_DTYPE = "no type"
 _CHAT_TIMEOUT_S = 120.0
 """Reading the largest tokenizer takes seconds; a chat template is a program, which may never end."""
@@ -55,13 +60,24 @@ def require_model_folder(folder: Path) -> None:
 
 def model_problem(folder: Path) -> str | None:
     """What stands against playing with the model in a folder; None when nothing does."""
+    if problem := config_problem(folder):
+        return problem
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return _own_code_problem(folder, config) or weights_problem(folder) or _tokens_problem(folder, config)
+
+
+def config_problem(folder: Path) -> str:
+    """Why config.json is that of no model; empty where it may be one's."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         return f"{folder / 'config.json'} cannot be read: {error}"
     if not isinstance(config, dict):
         return f"{folder / 'config.json'} must hold a JSON object, not {type(config).__name__}"
-    return _own_code_problem(folder, config) or weights_problem(folder) or _tokens_problem(folder, config)
+    for name, value in text_config(folder).items():
+        if name in _SIZES and isinstance(value, str | float | bool):
+            return f"{folder / 'config.json'}: {name} must be a whole number, not {value!r}"
+    return ""
 
 
 def _own_code_problem(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -172,8 +188,8 @@ def model_sizes(folder: Path) -> ModelSizes:
     if missing:
         raise LookupError(f"the model's folder lacks {missing[0]}")
     kind = str(text.get("model_type") or config.get("model_type"))
-    if kind not in _COUNTED:
-        raise LookupError(f"models of the type {kind} are not counted, {', '.join(sorted(_COUNTED))} are")
+    if kind not in COUNTED:
+        raise LookupError(f"models of the type {kind} are not counted, {', '.join(sorted(COUNTED))} are")
     known = {"num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"}
     width = text.get("moe_intermediate_size") or text.get("intermediate_size")
     for name, value in {**{name: text.get(name) for name in known}, "intermediate_size": width}.items():
@@ -210,11 +226,13 @@ def _shapes_of(folder: Path) -> dict[str, list[int]]:
     if find_spec("transformers") is None or find_spec("torch") is None:
         raise LookupError("the model's folder has no *.safetensors files, and transformers is not installed")
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    from envsdk.base.store.language_model import hf_config
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            model = AutoModelForCausalLM.from_config(hf_config(folder))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LookupError(f"config.json makes no model: {error!r}") from error
     return {name: list(weight.shape) for name, weight in model.named_parameters()}
@@ -228,13 +246,18 @@ def stored_dtype(folder: Path) -> str:
         return _NO_DTYPE
 
 
-def stored_model_type(folder: Path) -> str:
-    """The family of the language model that config.json names, such as `qwen3`; `unknown` without one."""
+def text_config(folder: Path) -> Mapping[str, Any]:
+    """What config.json says of the language model; empty where that cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return str((config.get("text_config") or config)["model_type"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "unknown"
+        return dict(config.get("text_config") or config)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def stored_model_type(folder: Path) -> str:
+    """The family of the language model that config.json names, such as `qwen3`; `unknown` without one."""
+    return str(text_config(folder).get("model_type", "unknown"))
 
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -244,11 +267,10 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 def max_positions(folder: Path) -> tuple[str, int] | None:
     """Longest sequence that config.json says the model is for, with its key; None where it does not.
 
-    YaRN and the like scale it, as vLLM reckons. OSError, ValueError, TypeError, LookupError or AttributeError
-    where it cannot be read.
+    YaRN and the like scale it, as vLLM reckons. ValueError, TypeError, LookupError or AttributeError where it
+    makes no sense.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config") or config
+    config = text_config(folder)
     found = [(name, int(config[name])) for name in _POSITIONS if name in config]
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not found or (scaling.get("rope_type") or scaling.get("type")) not in ("dynamic", "linear", "yarn"):
@@ -258,30 +280,28 @@ def max_positions(folder: Path) -> tuple[str, int] | None:
     return name, max(limit, int(scaled))
 
 
-def positions_problem(model: Path | None, sequence_length: int) -> str:
-    """Why a model takes no sequences of this length; empty where config.json does not say so."""
+def positions_problem(model: Path | None, sequence_length: int) -> Problem | None:
+    """Why a model takes no sequences of this length; None where config.json does not say so."""
     try:
         found = None if model is None else max_positions(model)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return ""
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
     if found is None or sequence_length <= found[1] + 1:  # nothing follows the last token
-        return ""
-    return (
-        f"sequence_length is {sequence_length}, but the model in {model} was made for at most {found[1]} "
-        f"positions ({found[0]}); lower sequence_length"
+        return None
+    return Problem(
+        ("sequence_length",),
+        f"{sequence_length}, but the model in {model} was made for at most {found[1]} positions "
+        f"({found[0]}); lower it",
     )
 
 
 def dense_family(folder: Path) -> str | None:
     """The family of a model without experts, such as `Qwen3`; None where config.json tells of any, or of no
     family."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text = config.get("text_config") or config
-        has_experts = any("expert" in key and value for key, value in text.items())
-        return None if has_experts else str(config["architectures"][0]).removesuffix("ForCausalLM")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    text = text_config(folder)
+    if any("expert" in key and value for key, value in text.items()) or not text.get("architectures"):
         return None
+    return str(text["architectures"][0]).removesuffix("ForCausalLM")
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

@@ -58,6 +58,12 @@ class Dialect:
             for row in self.rows
         )
 
+    def is_section(self, path: KeyPath) -> bool:
+        """Whether keys of theirs stand below this one, by its name, and it has no meaning of its own."""
+        here = [row for row in self.rows if row.applies is None and row.match(path) is not None]
+        below = (row.key.split(".") for row in self.rows if row.matches_section(path))
+        return not here and any(parts[len(path) - 1] == path[-1] for parts in below)
+
     def names_beside(self, path: KeyPath) -> set[str]:
         """Their keys that can stand where `path` does."""
         return {

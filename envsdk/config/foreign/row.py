@@ -15,6 +15,14 @@ NULL = object()
 """Stands for null among a dialect's defaults, where None stands for nothing."""
 
 
+class AtKey(ValueError):
+    """What is wrong with a value of theirs, and its key, where that is another than the one converted."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A key in its file, for rows that depend on other keys."""

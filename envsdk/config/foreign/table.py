@@ -14,6 +14,9 @@
     to = "kl_reward_type"
     convert = "algorithm:kl_penalty"
 
+    [numbers]                                 # one that may not be is said alone, without what follows
+    "a whole number of at least 1" = "num_nodes $roles.infer_batch_size"
+
     [defaults]
     lambd = 0.95
 
@@ -32,11 +35,13 @@ from importlib import import_module
 from importlib.resources import files
 from itertools import product
 from string import Template
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from envsdk.base.settings.problems import KeyPath
 from envsdk.base.settings.strict import StrictSettings
+from envsdk.base.settings.validation import shown
 from envsdk.config.foreign import functions
 from envsdk.config.foreign.row import Convert, Place, Row
 
@@ -44,6 +49,11 @@ Text = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 Named = str | Annotated[list[Any], Field(min_length=1)]
 """A function, alone or with arguments."""
 _FILE = "keys.toml"
+_NUMBERS: Mapping[str, Callable[[Any], bool]] = {
+    "a whole number of at least 0": lambda value: type(value) is int and value >= 0,
+    "a whole number of at least 1": lambda value: type(value) is int and value >= 1,
+    "a number from 0 to 1": lambda value: type(value) in (int, float) and 0 <= value <= 1,
+}
 
 
 class TableRow(StrictSettings):
@@ -85,6 +95,8 @@ class TableFile(StrictSettings):
     """A table as it is written."""
 
     names: dict[str, str] = Field(default_factory=dict)
+    numbers: dict[Literal[tuple(_NUMBERS)], str] = Field(default_factory=dict)  # type: ignore[valid-type]
+    """Keys of theirs by what numbers they may be."""
     defaults: dict[str, Any] = Field(default_factory=dict)
     """Values of our keys that one of their files leaves out and means something else by than ours."""
     computed_defaults: dict[str, Named] = Field(default_factory=dict)
@@ -101,6 +113,14 @@ class Table:
     defaults: Mapping[str, Callable[[Place], Any]]
     """Our keys that one of their files may leave out and mean something else by than ours: the value; None:
     as in ours."""
+    numbers: tuple[tuple[Row, str], ...] = ()
+    """Keys that are numbers, and which they may be."""
+
+    def number_problem(self, path: KeyPath, value: Any) -> str:
+        """Why a number of theirs makes no sense, whatever follows from it; empty where it may."""
+        kinds = (kind for row, kind in self.numbers if value is not None and row.match(path) is not None)
+        wrong = next((kind for kind in kinds if not _NUMBERS[kind](value)), None)
+        return f"must be {wrong}, not {shown(value)}" if wrong else ""
 
 
 @cache
@@ -114,7 +134,9 @@ def read_table(package: str) -> Table:
     }
     for key, named in table.computed_defaults.items():
         defaults[key] = partial(_computed, key, _function(named, package))
-    return Table(tuple(row for written in table.rows for row in _rows(written, package)), defaults)
+    numbers = ((Row(key=key), kind) for kind, keys in table.numbers.items() for key in _keys(keys))
+    rows = (row for written in table.rows for row in _rows(written, package))
+    return Table(tuple(rows), defaults, tuple(numbers))
 
 
 def _computed(key: str, function: Convert, place: Place) -> Any:
@@ -125,7 +147,7 @@ def _computed(key: str, function: Convert, place: Place) -> Any:
 def _rows(written: TableRow, package: str) -> Iterator[Row]:
     if written.made_by:
         yield from _found(written.made_by, package)()
-    for key in (key for keys in _split(written.keys) for key in _alternatives(keys)):
+    for key in _keys(written.keys):
         to = written.to.replace("$last", key.rpartition(".")[2])
         yield Row(
             key=key,
@@ -152,6 +174,10 @@ def _function(named: Named, package: str) -> Any:
 def _found(name: str, package: str) -> Any:
     module, _, function = name.rpartition(":")
     return getattr(import_module(f"{package}.{module}") if module else functions, function)
+
+
+def _keys(written: str) -> Iterator[str]:
+    return (key for keys in _split(written) for key in _alternatives(keys))
 
 
 def _split(keys: str) -> list[str]:

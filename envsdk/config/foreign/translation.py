@@ -9,6 +9,7 @@ from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem, dotted
+from envsdk.base.settings.validation import shown
 from envsdk.config.foreign.dialect import Dialect
 from envsdk.config.foreign.row import NULL, Place, Row, filled, value_at
 
@@ -63,7 +64,8 @@ def translate(
     """
     data = dialect.renamed(data) if is_theirs else data
     result = Translation(deepcopy(dict(data)))
-    result.problems = dialect.kind_problems(data)
+    result.problems = list(_malformed(data, dialect)) if is_theirs else []
+    result.problems = result.problems or dialect.kind_problems(data)
     if result.problems:
         return result
     result.pending = dict(dialect.pending(data))
@@ -80,7 +82,7 @@ def translate(
         try:
             ours = row.convert(value, place)
         except ValueError as error:
-            result.problems.append(Problem(path, str(error)))
+            result.problems.append(Problem(getattr(error, "path", path), str(error)))
             continue
         if row.reason:
             result.remarks[path] = row.reason
@@ -103,7 +105,7 @@ def translate(
             try:
                 value = default(Place(path, data, is_theirs))
             except ValueError as error:
-                result.problems.append(Problem(path, str(error)))
+                result.problems.append(Problem(getattr(error, "path", path), str(error)))
                 continue
             if value is not None and _set(result.data, path, None if value is NULL else value, replace=False):
                 result.defaults.append(path)
@@ -149,6 +151,21 @@ def _items(section: Any) -> Iterator[tuple[Any, Any]]:
         yield from ((i, each) for i, each in enumerate(section) if isinstance(each, Mapping))
 
 
+def _malformed(section: Any, dialect: Dialect, prefix: KeyPath = ()) -> Iterator[Problem]:
+    """Values where sections belong, and numbers that make no sense: nothing is computed from either."""
+    named = enumerate(section) if isinstance(section, list) else section.items()
+    for name, value in named:
+        path = (*prefix, name)
+        is_list, is_number = isinstance(value, list), isinstance(value, bool | int | float)
+        if isinstance(value, Mapping) or (is_list and all(isinstance(each, Mapping) for each in value)):
+            yield from _malformed(value, dialect, path)
+        elif (is_number or (value and path[0] in dialect.sections)) and dialect.is_section(path):
+            what = "a list of sections" if is_list else "a section"
+            yield Problem(path, f"must be {what} of keys, not {shown(value)}")
+        elif problem := dialect.table().number_problem(path, value):
+            yield Problem(path, problem)
+
+
 def _unknown(data: Mapping[str, Any], dialect: Dialect, our_keys: OurKeys) -> Iterator[Problem]:
     """Keys in the project's sections that neither its table nor ours have."""
 
@@ -159,12 +176,7 @@ def _unknown(data: Mapping[str, Any], dialect: Dialect, our_keys: OurKeys) -> It
             if is_ours and not isinstance(value, Mapping):
                 continue
             if any(row.matches_section(path) for row in dialect.rows) or is_ours:
-                if isinstance(value, list) and not all(isinstance(each, Mapping) for each in value):
-                    yield Problem(path, f"must be a list of sections with keys, not {value!r}")
-                elif isinstance(value, Mapping | list):
-                    yield from visit(value, path)
-                elif value is not None:
-                    yield Problem(path, "must be a section with keys")
+                yield from visit(value, path)
             else:
                 hint = suggest(str(name), dialect.names_beside(path) | {*(ours or ())}, known="keys there")
                 yield Problem(path, f"unknown key; {hint}")

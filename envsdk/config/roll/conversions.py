@@ -239,7 +239,7 @@ def has_warmup_ratio(value: Any, place: Place) -> bool:
 
 def warmup_ratio(value: Any, place: Place) -> Mapping[str, Any]:
     steps = _num_optimizer_steps(place)
-    if place.beside("warmup_steps") or steps is None or not isinstance(value, int | float):
+    if place.beside("warmup_steps") or steps is None:
         return {}
     return {"actor_train.training_args.warmup_steps": math.ceil(value * steps)}
 
@@ -277,7 +277,7 @@ def infer_samples(value: Any, place: Place) -> bool:
 def sampling(value: Any, place: Place) -> Mapping[str, Any]:
     """A manager's `generating_args`; training's are those of the engines."""
     if not isinstance(value, Mapping):
-        raise ValueError("must be a section with keys")
+        raise ValueError("must be a section of keys")
     if value.get("num_beams", 1) != 1:
         raise ValueError("num_beams: beam search is not there: replies are sampled; set it to 1")
     if value.get("repetition_penalty", 1) != 1:

@@ -181,7 +181,7 @@ def ahead(value: Any, place: Place) -> Ours:
         "synchronizer", "sync_interval", default=1
     )
     offset = place.get("synchronizer", "sync_offset", default=0)
-    if not isinstance(interval, int) or not isinstance(offset, int) or interval < 1:
+    if not isinstance(interval, int) or not isinstance(offset, int):
         return {}
     if is_alone(None, place):
         return {"async_generation_ratio": 0 if interval == 1 and offset == 0 else 1}

@@ -11,7 +11,7 @@ from typing import Any
 
 from envsdk.base.settings.problems import KeyPath
 from envsdk.base.store.hub import hub_folder, is_hub_name, known_folder
-from envsdk.config.foreign.row import Place
+from envsdk.config.foreign.row import AtKey, Place
 from envsdk.config.rlvr import count_rows
 from envsdk.config.trinity.workflow_table import Kind, plain_name, workflow_named
 from envsdk.contracts.failures import ConfigurationError
@@ -213,22 +213,23 @@ def batch_size(place: Place) -> int | None:
     if isinstance(tasks, int) and is_played(place):
         return tasks  # an experience may be a turn there
     repeat = place.get("algorithm", "repeat_times", default=1)
-    if isinstance(experiences, int) and experiences > 0 and isinstance(repeat, int) and repeat > 0:
+    if isinstance(experiences, int) and experiences and isinstance(repeat, int):
         if experiences % repeat == 0:
             return experiences // repeat
         if not isinstance(tasks, int):
-            raise ValueError(
+            raise AtKey(
+                ("buffer", "train_batch_size"),
                 f"{experiences} is not divisible by algorithm.repeat_times={repeat}: a step trains on "
-                f"complete groups; use {experiences // repeat * repeat or repeat}"
+                f"complete groups; use {experiences // repeat * repeat or repeat}",
             )
     return tasks if isinstance(tasks, int) else None
 
 
 def rollout_batch_size(value: Any, place: Place) -> Ours:
-    if not value:
+    if value is None:
         return {}
-    prompts = batch_size(place)
-    size = value if prompts is None else prompts
+    if not (size := batch_size(place) or value):
+        raise ValueError("0 stands for batch_size times repeat_times, and batch_size is absent: give one")
     return {"rollout_batch_size": size * repeat_times(place) if is_played(place) else size}
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import PositiveInt
 
 from envsdk.base.settings.memory import Memory, ModelSizes
-from envsdk.base.settings.precision import DType, Precision, precision
+from envsdk.base.settings.precision import Device, DType, Precision, precision
+from envsdk.base.settings.problems import Problem
 from envsdk.base.store.model_files import positions_problem
 from envsdk.engines.sampling import SamplingShape
 from envsdk.engines.settings import EngineSettings
@@ -27,7 +28,7 @@ class EmbeddedSettings(EngineSettings):
     dtype: DType = "auto"
     """Weights and KV cache: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the processor
     multiplies it, else float32. Log-probabilities are always computed in float32."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Any PyTorch device."""
     max_running: PositiveInt | None = None
     """Requests decoded together; overrides the engine's general setting."""
@@ -48,16 +49,15 @@ class EmbeddedSettings(EngineSettings):
     def may_tell_experts(self) -> bool:
         return True
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
-        if problem := positions_problem(model, sequence_length):
-            return problem
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
         running = self.max_running or max_running
-        if self.kv_slots is not None and self.kv_slots < running:
-            return (
-                f"strategy_config.kv_slots is {self.kv_slots}, but max_running is {running}: "
-                f"every running request needs a slot; raise kv_slots or lower max_running"
-            )
-        return ""
+        if self.kv_slots is None or self.kv_slots >= running:
+            return positions_problem(model, sequence_length)
+        return Problem(
+            ("strategy_config", "kv_slots"),
+            f"{self.kv_slots} are too few for the {running} requests that run together, each of which needs "
+            "one; raise it, or lower infer_batch_size or max_running",
+        )
 
     def num_slots(self, slot_bytes: int, max_running: int) -> int:
         """Sequences whose keys and values are kept, each of which takes `slot_bytes`."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from envsdk.base.settings.memory import Memory, ModelSizes
+from envsdk.base.settings.problems import Problem
 from envsdk.base.store.model_files import positions_problem
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
@@ -98,9 +99,9 @@ class SGLangSettings(PassThroughSettings):
             )
         return self
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
         is_given = self.base_url is not None or "context_length" in (self.model_extra or {})
-        return "" if is_given else positions_problem(model, sequence_length)
+        return None if is_given else positions_problem(model, sequence_length)
 
     def problem_of(self, name: str) -> str:
         problem = super().problem_of(name)

@@ -33,7 +33,7 @@ from envsdk.engines.engine_support.experts import experts_of
 from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
-from envsdk.engines.vllm.settings import DEFAULT_MAX_LORA_RANK, VLLMSettings, end_token, why_not_renewed
+from envsdk.engines.vllm.settings import VLLMSettings, end_token, why_not_renewed
 from envsdk.engines.vllm.staged_weights import StagedWeights, stage
 from envsdk.engines.vllm.translate import (
     read_output,
@@ -182,11 +182,8 @@ class VLLMCore(TaskCore):
         if not is_adapter:
             return _NewWeights(self._staged(stream), no_adapter(self._expected))
         adapter = Adapter.read(as_tensors(stream), self._expected)
-        most = self._settings.max_lora_rank or DEFAULT_MAX_LORA_RANK
-        if adapter.rank > most:
-            raise EngineError(
-                f"the adapter has rank {adapter.rank}; set strategy_config.max_lora_rank, now {most}, to it"
-            )
+        if problem := self._settings.update_problem(stored_model_type(self._model), adapter.rank):
+            raise EngineError(str(problem))
         base = self._staged(self._model) if self._has_other_weights else None
         return _NewWeights(base, adapter, is_for_the_folders=True)
 

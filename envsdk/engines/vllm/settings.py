@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
 from envsdk.base.settings.memory import BFLOAT16, FLOAT32, Memory, ModelSizes
-from envsdk.base.store.model_files import positions_problem
+from envsdk.base.settings.problems import Problem
+from envsdk.base.store.model_files import COUNTED, positions_problem, text_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.engine_support.settings import PassThroughSettings
@@ -22,8 +24,10 @@ CPU_KV_CACHE_BYTES = 1 << 30
 CPU_BLOCK_SIZE = 32
 """Tokens. vLLM's own 128 would hardly ever find a whole block of a short episode again."""
 
-DEFAULT_MAX_LORA_RANK = 16
+_MAX_LORA_RANK = 16
 """vLLM's own."""
+_VOCABULARY_UNIT = 64
+"""vLLM pads vocabularies to a multiple of it."""
 _SHARE = 0.92
 """vLLM's own `gpu_memory_utilization`."""
 
@@ -82,8 +86,8 @@ class VLLMSettings(PassThroughSettings):
     """Keep keys and values after a reply, so that a session's next turn computes only what is new."""
     enable_lora: bool = False
     """Take LoRA adapters as updates, from a trainer that trains one. Whole weights are taken as well."""
-    max_lora_rank: PositiveInt | None = None
-    """Largest rank of an adapter: one of vLLM's 1, 8, 16, 32, 64 and so on; 16 when absent."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
+    """Largest rank of an adapter; 16 when absent."""
     max_model_len: PositiveInt | None = None
     """Longest sequence that vLLM prepares for; `sequence_length` when absent, and never less."""
     load_format: str = "auto"
@@ -105,16 +109,43 @@ class VLLMSettings(PassThroughSettings):
         share = _SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return None if self.kv_cache_memory_bytes else ("gpu_memory_utilization", share)
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> str:
-        if sequence_length <= (longest := self.max_model_len or sequence_length):
-            return positions_problem(model, sequence_length)
-        return (
-            f"strategy_config.max_model_len is {longest}, but sequence_length is {sequence_length}; leave "
-            "max_model_len out"
-        )
+    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+        if (longest := self.max_model_len or sequence_length) < sequence_length:
+            told = f"{longest}, but sequence_length is {sequence_length}; leave it out"
+            return Problem(("strategy_config", "max_model_len"), told)
+        undivided = "" if model is None else self._undivided(text_config(model))
+        if undivided:
+            told = f"vLLM cannot share out {undivided} over {self.tensor_parallel_size} devices"
+            return Problem(("strategy_config", "tensor_parallel_size"), told)
+        return positions_problem(model, sequence_length)
 
-    def update_problem(self, model_type: str) -> str:
-        return "" if self.enable_lora else why_not_renewed(model_type)
+    def _undivided(self, model: Mapping[str, Any]) -> str:
+        """What of a model of these sizes `tensor_parallel_size` does not divide as vLLM 0.32 needs it."""
+        tp, heads = self.tensor_parallel_size, model.get("num_attention_heads") or 0
+        of_heads = model.get("num_key_value_heads") or tp
+        if heads % tp:
+            return f"the model's {heads} attention heads"
+        if model.get("model_type") not in COUNTED:
+            return ""
+        if max(of_heads, tp) % min(of_heads, tp):  # each device has one at least
+            return f"the model's {of_heads} key-value heads"
+        name = "moe_intermediate_size" if model.get("moe_intermediate_size") else "intermediate_size"
+        is_whole = name.startswith("moe") and (self.model_extra or {}).get("enable_expert_parallel")
+        if not is_whole and (width := model.get(name) or 0) % tp:
+            return f"the model's {name} of {width}"
+        vocabulary = -(-(model.get("vocab_size") or 0) // _VOCABULARY_UNIT) * _VOCABULARY_UNIT
+        return f"a vocabulary of {vocabulary} with padding" if vocabulary % tp else ""
+
+    def update_problem(self, model_type: str, adapter_rank: int | None) -> Problem | None:
+        if not self.enable_lora:
+            why = why_not_renewed(model_type)
+            return Problem(("strategy_name",), why) if why else None
+        most = self.max_lora_rank or _MAX_LORA_RANK
+        if (adapter_rank or 0) <= most:
+            return None
+        key = "enable_lora" if self.max_lora_rank is None else "max_lora_rank"
+        told = f"the adapter has rank {adapter_rank}, and vLLM takes up to {most}; set max_lora_rank to more"
+        return Problem(("strategy_config", key), told)
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
@@ -172,7 +203,7 @@ def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -
     if problem := settings.start_problem(
         config.model, sequence_length=config.sequence_length, max_running=config.max_running
     ):
-        raise ConfigurationError(problem)
+        raise ConfigurationError(str(problem))
     args: dict[str, Any] = {
         "model": str(config.model),
         "max_model_len": settings.max_model_len or config.sequence_length,

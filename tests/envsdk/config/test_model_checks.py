@@ -39,7 +39,7 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (
             {"model_type": "olmo2"},
             [MEGATRON],
-            "megatron_train cannot train this model: model_type is olmo2, not one of llama, qwen2",
+            f"{TRAIN}.strategy_name (override): megatron_train cannot train this model: model_type is",
         ),
         (
             QWEN3,
@@ -48,12 +48,13 @@ ONE_RANK = "actor_train.device_mapping=[0]"
                 f"{TRAIN}.strategy_config.tensor_model_parallel_size=3",
                 "actor_train.device_mapping=[0,1,2]",
             ],
-            "tensor_model_parallel_size is 3, which does not divide the model's num_attention_heads of 4",
+            "tensor_model_parallel_size (override): 3 does not divide the model's num_attention_heads of 4 "
+            "and num_key_value_heads of 2",
         ),
         (
             QWEN3,
             [MEGATRON, f"{LORA}={{rank: 4, target_modules: [nobody, q_proj]}}"],
-            "lora.target_modules: no layer that is adapted is called nobody; of this model down_proj, gate",
+            "lora.target_modules (override): no layer that is adapted is called nobody; of this model down",
         ),
         (
             MIXTRAL,
@@ -63,9 +64,60 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (
             QWEN3,
             [f"{LORA}={{rank: 4, target_modules: [nobody, q_proj]}}"],
-            "no layer that is adapted is called nobody; of this model down_proj",
+            f"{LORA}.target_modules (override): no layer that is adapted is called nobody; of this",
         ),
-        (GPT2, [], "was made for at most 128 positions (n_positions); lower sequence_length"),
+        (
+            QWEN3,
+            [f"{LORA}={{rank: 4, target_modules: []}}"],
+            f"{LORA}.target_modules (override): must be 'all-linear' or must have at least 1 entry, not []",
+        ),
+        (
+            QWEN3,
+            ["actor_train.model_args.attn_implementation=flsh"],
+            "actor_train.model_args.attn_implementation (override): must be auto, sdpa, flash_attention_2",
+        ),
+        (
+            QWEN3,
+            ["actor_train.model_args.device=gpu"],
+            "actor_train.model_args.device (override): no device of PyTorch: write cpu, cuda or cuda:0",
+        ),
+        ({**QWEN3, "hidden_size": "64"}, [], "hidden_size must be a whole number, not '64'"),
+        ({**QWEN3, "hidden_size": "64"}, [MEGATRON], "hidden_size must be a whole number, not '64'"),
+        ({**QWEN3, "rms_norm_eps": "x"}, [MEGATRON], "Field 'rms_norm_eps' expected float, got str"),
+        (
+            QWEN3,
+            [VLLM, f"{INFER}.strategy_config.tensor_parallel_size=3"],
+            f"{INFER}.strategy_config.tensor_parallel_size (override): vLLM cannot share out the model's 4 "
+            "attention heads over 3 devices",
+        ),
+        (
+            {**QWEN3, "num_attention_heads": 12, "num_key_value_heads": 4},
+            [VLLM, "actor_infer.model_args.tensor_parallel_size=3"],
+            "actor_infer.model_args.tensor_parallel_size (override): vLLM cannot share out the model's 4 key",
+        ),
+        (
+            {**QWEN3, "intermediate_size": 50},
+            [VLLM, f"{INFER}.strategy_config.tensor_parallel_size=4"],
+            "cannot share out the model's intermediate_size of 50 over 4 devices",
+        ),
+        (
+            {**QWEN3, "num_attention_heads": 6, "num_key_value_heads": 3},
+            [VLLM, f"{INFER}.strategy_config.tensor_parallel_size=3"],
+            "cannot share out a vocabulary of 64 with padding over 3 devices",
+        ),
+        (
+            QWEN3,
+            [VLLM, f"{LORA}={{rank: 17}}", f"{INFER}.strategy_config.enable_lora=true"],
+            f"{INFER}.strategy_config.enable_lora (override): the adapter has rank 17, and vLLM takes up to",
+        ),
+        (
+            QWEN3,
+            [VLLM, f"{INFER}.strategy_config.max_lora_rank=24"],
+            f"{INFER}.strategy_config.max_lora_rank (override): must be 1, 8, 16, 32, 64, 128, 256, 320 "
+            "or 512, not 24",
+        ),
+        (GPT2, [], "sequence_length (examples/agentic_async.yaml:20): 512, but the model in"),
+        (GPT2, [], "was made for at most 128 positions (n_positions); lower it"),
         (QWEN3, [VLLM, "sequence_length=300"], "at most 256 positions (max_position_embeddings)"),
         (
             {**QWEN3, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
@@ -96,18 +148,18 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (
             {**QWEN3, "model_type": "llama4_text"},
             [f"{TRAIN}.strategy_config.share_prefixes=true"],
-            "share_prefixes: not known to be exact for model type llama4_text",
+            "share_prefixes (override): not known to be exact for model type llama4_text",
         ),
         (QWEN3, ["sequence_length=512"], "was made for at most 256 positions"),
         (
             QWEN3,
             ["sequence_length=128", f"{INFER}.strategy_config.kv_slots=2"],
-            "kv_slots is 2, but max_running is 128",
+            "kv_slots (override): 2 are too few for the 128 requests that run together",
         ),
         (
             QWEN3,
             [VLLM, f"{INFER}.strategy_config.max_model_len=64", "sequence_length=128"],
-            "max_model_len is 64, but sequence_length is 128",
+            "max_model_len (override): 64, but sequence_length is 128",
         ),
     ],
 )
@@ -141,14 +193,14 @@ def test_what_the_start_takes_is_explained(changes: list[str], tmp_path: Path) -
 
 def test_a_teacher_that_its_trainer_or_engine_cannot_run_is_refused_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(ConfigurationError, match=r"teachers.large.strategy_args.*no decoder of text alone"):
+    with pytest.raises(ConfigurationError, match=r"teachers.large.pretrain.*no decoder of text alone"):
         load_config("agentic_sync.yaml", [f"teachers.large.pretrain={tmp_path}"], to_explain=True)
 
 
 def test_an_opponents_engine_is_asked_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "max_position_embeddings": 8}))
     plays = [f"opponents.past.pretrain={tmp_path}", "custom_envs.SelfPlay.players=[policy, past]"]
-    with pytest.raises(ConfigurationError, match=r"opponents.past.strategy_args.*at most 8 positions"):
+    with pytest.raises(ConfigurationError, match=r"sequence_length .*at most 8 positions"):
         load_config("agentic_tic_tac_toe.yaml", plays, to_explain=True)
 
 
@@ -169,4 +221,4 @@ def test_families_that_trainers_are_known_to_take_need_no_transformers(
 ) -> None:
     monkeypatch.setattr("envsdk.base.store.language_model.language_config", None)
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    assert TorchStrategyConfig().model_problem(tmp_path) == ""
+    assert list(TorchStrategyConfig().model_problems(tmp_path)) == []

@@ -402,7 +402,7 @@ def test_reuse_is_for_programs_of_their_own() -> None:
         (
             "buffer.explorer_input.eval_tasksets=[a]",
             "eval_tasksets",
-            "a list of sections with keys, not ['a']",
+            "a list of sections of keys, not ['a']",
         ),
         ("algorithm.policy_loss_fn_args={clip: 1}", "policy_loss_fn_args", "clip"),
         ("algorithm.kl_loss_fn=abs", "kl_loss_fn", "k1, k2, k3"),
@@ -453,9 +453,9 @@ def test_colocate_takes_turns_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "words"),
     [
-        ({"taskset": "abc"}, "explorer_input.taskset", "a section with keys, not 'abc'"),
-        ({"tasksets": ["a"]}, "explorer_input.tasksets", "a list of sections with keys, not ['a']"),
-        ("abc", "buffer.explorer_input", "a section with keys, not 'abc'"),
+        ({"taskset": "abc"}, "explorer_input.taskset", "a section of keys, not 'abc'"),
+        ({"tasksets": ["a"]}, "explorer_input.tasksets", "a list of sections of keys, not ['a']"),
+        ("abc", "buffer.explorer_input", "a section of keys, not 'abc'"),
         ({}, "explorer_input.taskset", "copy the section"),
     ],
 )
