@@ -560,8 +560,8 @@ def test_json_between_fixed_texts_is_refused_where_the_server_has_no_word_for_it
     tagged = OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),))
     config = config_for(structuring, structured_output=way)
     refused = one_reply(config, structure=tagged, stop_token_ids=(END_TOKEN,))
-    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
-    assert f"`{way}` knows" in refused.error
+    assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
+    assert f"`{way}`, which knows" in refused.error
 
 
 def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
@@ -571,15 +571,16 @@ def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
     structuring.behavior.understands = "response_format"
     config = config_for(structuring, structured_output="response_format")
     for structure, said in [
-        (OutputStructure(regex="a"), "JSON schemas alone"),
         (OutputStructure(json_schema="{"), "not JSON"),
         (OutputStructure(json_schema='{"type": "nonsense"}'), "Failed to compile"),
     ]:
         result = one_reply(config, structure=structure, **ends)
         assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
         assert said in result.error
+    unable = one_reply(config, structure=OutputStructure(regex="a"), **ends)
+    assert (unable.error_kind, "JSON schemas alone" in unable.error) == (ErrorKind.UNSUPPORTED_SAMPLING, True)
     refused = one_reply(config_for(structuring), structure=SCHEMA, **ends)
-    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
+    assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
     assert "set `structured_output` of `sglang` or `openai`" in refused.error
 
 
