@@ -60,6 +60,11 @@ class Segment:
         taken[: self.num_given_tokens] = 0
         return taken
 
+    def put(self, values: NDArray[Number], own: NDArray[Number]) -> None:
+        """Write the segment's `own` values into those of the episode's tokens `[T]`, except where given."""
+        places = np.arange(len(values)) if self.positions is None else self.positions
+        values[places[self.num_given_tokens :]] = own[self.num_given_tokens :]
+
 
 def followed(turns: Sequence[Turn]) -> list[int]:
     """The turn that each turn follows, -1 where it begins a line. ValueError when it is no earlier turn."""
@@ -108,6 +113,21 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
             number = before[number]
         segments.append(_segment(turns, tokens, [*path, *own], chunks, num_given=len(path), parent=parent))
     return segments
+
+
+def lines_of(turns: Sequence[Turn], tokens: TokenArrays | None, role: str) -> Segment:
+    """The turns of one of several players, with all of its lines as they follow one another in time."""
+    numbers = [number for number, turn in enumerate(turns) if turn.role == role]
+    places = {number: place for place, number in enumerate(numbers)}
+    ends = [0, *(turn.response_end for turn in turns)]
+    chunks = [np.arange(start, end) for start, end in pairwise(ends)]
+    joined, before = _segment(turns, tokens, numbers, chunks, num_given=0, parent=None), followed(turns)
+    follows = [places.get(before[number], -1) for number in numbers]
+    own = [
+        turn if before == place - 1 else replace(turn, follows=before)
+        for place, (turn, before) in enumerate(zip(joined.turns, follows, strict=True))
+    ]
+    return replace(joined, turns=own)
 
 
 def last_segment(segments: Sequence[Segment]) -> Segment:
