@@ -102,9 +102,7 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
             owners.append(owners[earlier])
             continued.add(earlier)
         own_turns[owners[-1]].append(number)
-    ends = [0, *(turn.response_end for turn in turns)]
-    chunks = [np.arange(start, end) for start, end in pairwise(ends)]
-    segments = []
+    chunks, segments = _chunks(turns), []
     for own in own_turns:
         path, number = list[int](), before[own[0]]
         parent = owners[number] if number >= 0 else None
@@ -118,16 +116,19 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
 def lines_of(turns: Sequence[Turn], tokens: TokenArrays | None, role: str) -> Segment:
     """The turns of one of several players, with all of its lines as they follow one another in time."""
     numbers = [number for number, turn in enumerate(turns) if turn.role == role]
-    places = {number: place for place, number in enumerate(numbers)}
-    ends = [0, *(turn.response_end for turn in turns)]
-    chunks = [np.arange(start, end) for start, end in pairwise(ends)]
-    joined, before = _segment(turns, tokens, numbers, chunks, num_given=0, parent=None), followed(turns)
-    follows = [places.get(before[number], -1) for number in numbers]
+    joined = _segment(turns, tokens, numbers, _chunks(turns), num_given=0, parent=None)
+    begins = [before < 0 for before in followed(turns)]
     own = [
-        turn if before == place - 1 else replace(turn, follows=before)
-        for place, (turn, before) in enumerate(zip(joined.turns, follows, strict=True))
+        replace(turn, follows=-1) if place and begins[number] else turn
+        for place, (number, turn) in enumerate(zip(numbers, joined.turns, strict=True))
     ]
     return replace(joined, turns=own)
+
+
+def _chunks(turns: Sequence[Turn]) -> list[NDArray[np.int64]]:
+    """The tokens of each turn, as places in the episode's log."""
+    ends = [0, *(turn.response_end for turn in turns)]
+    return [np.arange(start, end) for start, end in pairwise(ends)]
 
 
 def last_segment(segments: Sequence[Segment]) -> Segment:

@@ -140,10 +140,6 @@ class Answerer:
             session.full = full
         return full
 
-    def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
-        """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        return self._chat_prompt(fields, *self._line(session, fields))
-
     def _line(self, session: Session | None, fields: ChatFields) -> tuple[Messages, str, Found]:
         """The messages, their key, and what `continued_by_messages` finds."""
         messages = settled(fields.conversation, takes_system=self._takes_system)
@@ -303,17 +299,7 @@ class Answerer:
         finish_reason = await self._sample(session, prompt, sampling, reply, fields)
         generate_s = time.perf_counter() - began
         if is_without_reply:
-            return Answer(
-                content="",
-                tool_calls=(),
-                rest="",
-                token_ids=(),
-                logprobs=(),
-                version_spans=(),
-                finish_reason=FinishReason.LENGTH,
-                top=(),
-                prompt_scores=reply.prompt_scores,
-            )
+            return Answer(finish_reason=FinishReason.LENGTH, prompt_scores=reply.prompt_scores)
         held_back = text.finish()
         read = self._reader.read(fields, text.whole)
         calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(read.calls))

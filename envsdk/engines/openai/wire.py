@@ -124,8 +124,6 @@ def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> E
     """Why the structure cannot be expressed to the server; None when it can."""
     if structure.json_schema is None and settings.structured_output == "response_format":
         return lacks("structured_output", "takes `response_format`, which knows JSON schemas alone")
-    if structure.tagged and settings.structured_output == "guided":
-        return lacks("structured_output", "takes `guided`, which knows no JSON between fixed texts")
     try:
         json.loads(structure.json_schema or "null")
     except ValueError as error:
@@ -145,8 +143,6 @@ def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> di
         kind, value = "json", json.loads(structure.json_schema)
     if structure.tagged:
         kind, value = "structural_tag", json.dumps(structural_tag(structure))
-    if settings.structured_output == "guided":
-        return {f"guided_{kind}": value}
     if settings.structured_output == "response_format":
         named = {"name": "reply", "schema": value, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}

@@ -32,22 +32,19 @@ _TOKEN = re.compile(
 )
 _OPERATORS = {"(": "(?:", "[": "(?:", "]": ")?"}
 _SPECIAL = re.compile(r"[][.^$*+?(){}|\\-]")
-_COMMON = r"""
-DIGIT: /[0-9]/
-INT: /[0-9]+/
-SIGNED_INT: /[+-]?[0-9]+/
-NUMBER: /([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?/
-HEXDIGIT: /[a-fA-F0-9]/
-LETTER: /[a-zA-Z]/
-WORD: /[a-zA-Z]+/
-CNAME: /[_a-zA-Z][_a-zA-Z0-9]*/
-ESCAPED_STRING: /"([^"\\\n]|\\.)*"/
-CR: /\r/
-LF: /\n/
-NEWLINE: /(\r?\n)+/
-WS: /[ \t\f\r\n]+/
-WS_INLINE: /[ \t]+/
-"""
+_COMMON = {
+    "DIGIT": "[0-9]",
+    "INT": "[0-9]+",
+    "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+",
+    "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(\r?\n)+",
+    "WS": r"[ \t\f\r\n]+",
+    "WS_INLINE": r"[ \t]+",
+}
+"""What `%import common.NAME` means, of what Lark has."""
 
 
 class Inexpressible(ValueError):
@@ -60,33 +57,22 @@ def input_pattern(syntax: str, definition: str) -> str:
 
     Raises Inexpressible, and ValueError where no grammar can be meant.
     """
-    return f"^(?:{definition if syntax == 'regex' else _Rules(definition).expanded('start')})$"
+    return f"^(?:{definition if syntax == 'regex' else _expanded('start', _read(definition), ())})$"
 
 
-class _Rules:
-    """The rules and terminals of one Lark grammar."""
-
-    def __init__(self, grammar: str) -> None:
-        self._bodies = _read(grammar)
-        self._patterns: dict[str, str] = {}
-
-    def expanded(self, name: str, within: tuple[str, ...] = ()) -> str:
-        if name not in self._bodies:
-            raise ValueError(f"`{name}` is not defined")
-        if name in within or len(within) > _MAX_DEPTH:
-            raise Inexpressible(f"`{name}` holds itself")
-        if name not in self._patterns:
-            parts: list[str] = []
-            num_chars = 0
-            for kind, text in self._bodies[name]:
-                parts.append(
-                    f"(?:{self.expanded(text, (*within, name))})" if kind == "name" else _element(kind, text)
-                )
-                num_chars += len(parts[-1])
-                if num_chars > MAX_PATTERN_CHARS:
-                    raise Inexpressible(f"`{name}` is over {MAX_PATTERN_CHARS} characters when written out")
-            self._patterns[name] = "".join(parts)
-        return self._patterns[name]
+def _expanded(name: str, bodies: Mapping[str, Sequence[tuple[str, str]]], within: tuple[str, ...]) -> str:
+    """A rule or terminal with all that it names."""
+    if name not in bodies:
+        raise ValueError(f"`{name}` is not defined")
+    if name in within or len(within) > _MAX_DEPTH:
+        raise Inexpressible(f"`{name}` holds itself, or too many others")
+    pattern = ""
+    for kind, text in bodies[name]:
+        is_name = kind == "name"
+        pattern += f"(?:{_expanded(text, bodies, (*within, name))})" if is_name else _element(kind, text)
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise Inexpressible(f"`{name}` is over {MAX_PATTERN_CHARS} characters when written out")
+    return pattern
 
 
 def _read(grammar: str) -> Mapping[str, Sequence[tuple[str, str]]]:
@@ -102,9 +88,9 @@ def _read(grammar: str) -> Mapping[str, Sequence[tuple[str, str]]]:
         match kind:
             case "import":
                 name = text.rpartition(".")[2].strip()
-                if name not in _COMMON_BODIES:
+                if name not in _COMMON:
                     raise Inexpressible(f"{line}: `{name}` of `common` is not known")
-                bodies[name], body = [*_COMMON_BODIES[name]], None
+                bodies[name], body = [("regex", f"/{_COMMON[name]}/")], None
             case "directive":
                 raise Inexpressible(f"{line}: `{text}` is not supported")
             case "head":
@@ -122,28 +108,20 @@ def _element(kind: str, text: str) -> str:
     match kind:
         case "string":
             flags = "i" if text.endswith("i") else ""
-            return f"(?{flags}:{_escaped(_text(text.removesuffix('i')))})"
+            return f"(?{flags}:{_escaped(text.removesuffix('i'))})"
         case "regex":
             pattern, _, flags = text[1:].rpartition("/")
             return f"(?{flags}:{pattern.replace(chr(92) + '/', '/')})"
         case "range":
             first, last = re.findall(r'"(?:\\.|[^"\\])"', text)
-            return f"[{_escaped(_text(first))}-{_escaped(_text(last))}]"
+            return f"[{_escaped(first)}-{_escaped(last)}]"
         case "repeat":
             return "{" + ",".join(re.findall(r"\d+", text)) + "}"
     return _OPERATORS.get(text, text)
 
 
-def _text(literal: str) -> str:
+def _escaped(literal: str) -> str:
     try:
-        return str(ast.literal_eval(literal))
+        return _SPECIAL.sub(r"\\\g<0>", str(ast.literal_eval(literal)))
     except (ValueError, SyntaxError) as error:
         raise ValueError(f"{literal} is no string") from error
-
-
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", text)
-
-
-_COMMON_BODIES: Mapping[str, Sequence[tuple[str, str]]] = {}
-_COMMON_BODIES = _read(_COMMON)
