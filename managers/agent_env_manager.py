@@ -36,7 +36,6 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session, SessionEnvironment
-from envsdk.engines.endpoint.trajectories import trajectory
 from envsdk.engines.engine_policy import EnginePolicy
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.managers.env_host import EnvHost, EpisodeFailed, StepResult
@@ -196,14 +195,13 @@ class AgentEnvManager(TrajEnvManager):
             failure = self._episode_failure(session, env, failure)
         if session.record.replies and session.ignored:
             session.reward(0.0, {"ignored_fields": float(session.ignored.total())})
-        episode = session.episode(
+        return session.episode(
             outcome=Outcome.FAILED if failure is not None else outcome,
             success=env.success and failure is None,
             failure=failure,
             final_observation=env.observation,
             worker=self._worker,
         )
-        return trajectory(session.record, episode)
 
     def _episode_failure(self, session: Session, env: LeasedEnvironment, failure: Failure) -> Failure | None:
         """The cause behind the agent's failure; None when the episode has an outcome anyway."""

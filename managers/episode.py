@@ -89,7 +89,8 @@ class Episode:
     def begin_line(self, shown: TagPrompts) -> None:
         """The next turn begins a line, whose prompt shows of the turns before what `shown` says."""
         start = len(self.turns)
-        self.line = _Line(start=start, carried=shown.spoken(self.turns, shown.carried(self.turns, start)))
+        carried = shown.carried(self.turns, start, self.role)
+        self.line = self.lines[self.role] = _Line(start=start, carried=shown.spoken(self.turns, carried))
 
     def turn_to(self, role: str) -> None:
         """The next turn is this role's, on the role's own line. EpisodeFailed when there is no such role."""

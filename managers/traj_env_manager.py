@@ -223,7 +223,7 @@ class TrajEnvManager:
             state_hash = await host.state_hash() if setup.with_state_hashes else None
             if 0 < setup.compact_at <= len(episode.line.log):
                 await self._summarize(order, episode, turn_index, state_hash)
-            elif 0 < setup.window <= turn_index:
+            elif 0 < setup.window <= sum(not role or turn.role == role for turn in episode.turns):
                 episode.begin_line(setup.shown)
             prompt = setup.prompts.user(
                 observation=observation,
@@ -349,8 +349,8 @@ class TrajEnvManager:
         """Who plays which role. EpisodeFailed where `players` does not fit the environment's roles."""
         try:
             players = seated(self._setup.players, start.get("roles", ()), order.task.index)
-            if players and (self._setup.window or self._setup.compact_at):
-                raise ValueError("each player's prompts show all of its turns: set context: append")
+            if players and self._setup.compact_at:
+                raise ValueError("a summary is nobody's turn, so context: compact takes one player")
         except ValueError as error:
             message = f"custom_envs.{self._setup.tag}.players: {error}"
             failure = Failure(boundary=Boundary.CONFIGURATION, kind="players", message=message)

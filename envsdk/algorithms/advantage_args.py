@@ -51,7 +51,7 @@ class AdvantageKeys(StrictSettings):
 
     advantage_unit: AdvantageUnit | None = None
     """What has one reward and is compared in its group: the `episode`; each `segment`, with all others; or
-    with those of its `role`. When absent, `role` for environments of several players, else `episode`."""
+    with those of its `role`, a player's as one. When absent, `role` with several players, else `episode`."""
     reward_normalize_mean: RewardGrouping = "none"
     """Trajectories whose mean reward is taken off each one's reward."""
     reward_normalize_std: RewardGrouping = "none"

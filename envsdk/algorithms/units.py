@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from envsdk.algorithms.advantage_args import AdvantageUnit
+from envsdk.contracts.segments import Segment, lines_of
 from envsdk.contracts.trajectory import Trajectory
 
 
@@ -23,20 +24,29 @@ def in_parts(episodes: Sequence[Trajectory], unit: AdvantageUnit | None) -> list
     found: list[Trajectory] = []
     groups: dict[tuple[int, str], int] = {}
     for episode in episodes:
-        kind = unit_of(episode, unit)
-        if kind == "episode":
+        unit_here = _unit_of(episode, unit)
+        if unit_here == "episode":
             found.append(episode)
             continue
-        for segment in filter(episode.learns, episode.segments()):
-            label = segment.role if kind == "role" else ""
+        for part in parts_of(episode, unit):
+            label = part.role if unit_here == "role" else ""
             # Below all ids of groups, which count up from 0.
             group = groups.setdefault((episode.group_id, label), -1 - len(groups))
-            found.append(replace(episode.part(segment), group_id=group))
+            found.append(replace(episode.part(part), group_id=group))
     return found
 
 
-def unit_of(episode: Trajectory, unit: AdvantageUnit | None) -> AdvantageUnit:
-    """`advantage_unit`, or what stands for it where it is absent."""
+def parts_of(episode: Trajectory, unit: AdvantageUnit | None) -> list[Segment]:
+    """What of an episode `in_parts` gives, in its order."""
+    kind = _unit_of(episode, unit)
+    if kind == "episode":
+        return [Segment(turns=episode.turns, numbers=range(len(episode.turns)), tokens=episode.tokens)]
+    players = episode.own_roles if kind == "role" else ()
+    parts = [lines_of(episode.turns, episode.tokens, role) for role in players] or episode.segments()
+    return list(filter(episode.learns, parts))
+
+
+def _unit_of(episode: Trajectory, unit: AdvantageUnit | None) -> AdvantageUnit:
     return unit or ("role" if episode.seats else "episode")
 
 
@@ -50,10 +60,9 @@ def as_roles(group: Sequence[Trajectory]) -> list[list[Trajectory]]:
         return [list(group)]
     return [
         [
-            member.part(segment)
+            member.part(lines_of(member.turns, member.tokens, role))
             for member in group
-            for segment in member.segments()
-            if member.failure is None and segment.role == role
+            if member.failure is None and any(turn.role == role for turn in member.turns)
         ]
         for role in roles
     ]

@@ -238,10 +238,8 @@ class CustomEnv(Section):
     def _players_include_the_policy(self) -> Self:
         if self.players is not None and POLICY not in self.player_names:
             raise ValueError(f"players: none of them is {POLICY}, the player that is trained; name it")
-        if self.players is not None and self.context != "append":
-            raise ValueError(
-                f"players need context: append, not {self.context}: each one is shown its own turns"
-            )
+        if self.players is not None and self.context == "compact":
+            raise ValueError("context: compact takes no players, since a summary is nobody's turn")
         return self
 
     @property

@@ -84,15 +84,20 @@ class TagPrompts:
         """
         numbers = range(len(turns)) if numbers is None else numbers
         first = numbers[0] if numbers else 0
-        shown = self.spoken(turns, [*self.carried(turns, first), *numbers])
-        system = self.prompts.system_of(turns[first].role if turns else "")
+        role = turns[first].role if turns else ""
+        shown = self.spoken(turns, [*self.carried(turns, first, role), *numbers])
+        system = self.prompts.system_of(role)
         return [*opening(system, own_history(turns, first)), *shown]
 
-    def carried(self, turns: Sequence[Turn], first: int) -> Sequence[int]:
-        """Turns before a line's `first` that its prompt shows again: a summary, or those of the window."""
+    def carried(self, turns: Sequence[Turn], first: int, role: str) -> Sequence[int]:
+        """Turns before a line's `first` that its prompt shows again: a summary, or those of the window.
+
+        `role`: whose line it is, among several players; a window has that role's turns alone.
+        """
         if first and turns[first - 1].role == SUMMARY:
             return [first - 1]
-        return range(max(0, first - self.window + 1), first) if self.window else ()
+        own = [n for n in range(first) if not role or turns[n].role == role] if self.window else []
+        return own[max(0, len(own) - self.window + 1) :]
 
     def asked(self, turn: TurnContext) -> list[Message]:
         """The conversation that a policy is to continue, up to the user message with the new observation."""

@@ -60,6 +60,11 @@ class Segment:
         taken[: self.num_given_tokens] = 0
         return taken
 
+    def put(self, values: NDArray[Number], own: NDArray[Number]) -> None:
+        """Write the segment's `own` values into those of the episode's tokens `[T]`, except where given."""
+        places = np.arange(len(values)) if self.positions is None else self.positions
+        values[places[self.num_given_tokens :]] = own[self.num_given_tokens :]
+
 
 def followed(turns: Sequence[Turn]) -> list[int]:
     """The turn that each turn follows, -1 where it begins a line. ValueError when it is no earlier turn."""
@@ -97,9 +102,7 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
             owners.append(owners[earlier])
             continued.add(earlier)
         own_turns[owners[-1]].append(number)
-    ends = [0, *(turn.response_end for turn in turns)]
-    chunks = [np.arange(start, end) for start, end in pairwise(ends)]
-    segments = []
+    chunks, segments = _chunks(turns), []
     for own in own_turns:
         path, number = list[int](), before[own[0]]
         parent = owners[number] if number >= 0 else None
@@ -108,6 +111,24 @@ def segments_of(turns: Sequence[Turn], tokens: TokenArrays | None) -> list[Segme
             number = before[number]
         segments.append(_segment(turns, tokens, [*path, *own], chunks, num_given=len(path), parent=parent))
     return segments
+
+
+def lines_of(turns: Sequence[Turn], tokens: TokenArrays | None, role: str) -> Segment:
+    """The turns of one of several players, with all of its lines as they follow one another in time."""
+    numbers = [number for number, turn in enumerate(turns) if turn.role == role]
+    joined = _segment(turns, tokens, numbers, _chunks(turns), num_given=0, parent=None)
+    begins = [before < 0 for before in followed(turns)]
+    own = [
+        replace(turn, follows=-1) if place and begins[number] else turn
+        for place, (number, turn) in enumerate(zip(numbers, joined.turns, strict=True))
+    ]
+    return replace(joined, turns=own)
+
+
+def _chunks(turns: Sequence[Turn]) -> list[NDArray[np.int64]]:
+    """The tokens of each turn, as places in the episode's log."""
+    ends = [0, *(turn.response_end for turn in turns)]
+    return [np.arange(start, end) for start, end in pairwise(ends)]
 
 
 def last_segment(segments: Sequence[Segment]) -> Segment:

@@ -56,14 +56,6 @@ class ConstantLatency(StrictSettings):
     mean_s: NonNegativeFloat
 
 
-class NormalLatency(StrictSettings):
-    """Normal, cut off at 0."""
-
-    kind: Literal["normal"]
-    mean_s: NonNegativeFloat
-    std_s: NonNegativeFloat
-
-
 class LognormalLatency(StrictSettings):
     """Lognormal with mean `mean_s`; `sigma` is the deviation of the logarithm. Cut at `longest_s`."""
 
@@ -82,7 +74,7 @@ class PerTokenLatency(StrictSettings):
     base_s: NonNegativeFloat = 0.0
 
 
-DrawnLatency = ConstantLatency | NormalLatency | LognormalLatency
+DrawnLatency = ConstantLatency | LognormalLatency
 """Depends on the request's seed alone."""
 Latency = Annotated[DrawnLatency | PerTokenLatency, Field(discriminator="kind")]
 
@@ -395,8 +387,6 @@ def _quantile_s(latency: DrawnLatency, uniform: float) -> float:
     match latency:
         case ConstantLatency(mean_s=mean_s):
             return mean_s
-        case NormalLatency(mean_s=mean_s, std_s=std_s):
-            return max(0.0, mean_s + std_s * _STANDARD_NORMAL.inv_cdf(uniform))
         case LognormalLatency(mean_s=mean_s, sigma=sigma, longest_s=longest_s):
             drawn_s = mean_s * math.exp(sigma * _STANDARD_NORMAL.inv_cdf(uniform) - sigma * sigma / 2)
             return drawn_s if longest_s is None else min(drawn_s, longest_s)

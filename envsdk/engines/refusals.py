@@ -33,24 +33,25 @@ def why_impossible(
     if problem := out_of_range(request.sampling):
         return EngineFailure(problem)
     if request.experts_from is not None and not abilities.routed_experts:
-        return _lacks("routed_experts", "does not tell which experts a mixture chose, or its model is none")
+        return lacks("routed_experts", "does not tell which experts a mixture chose, or its model is none")
     return _why_unable(request.sampling, abilities) or _why_unstructured(request.sampling, abilities)
 
 
 def _why_unable(sampling: SamplingParams, abilities: EngineAbilities) -> EngineFailure | None:
     if sampling.changes is not None and not abilities.logit_changes:
-        return _lacks("logit_changes", "cannot sample with a logit bias or penalties")
+        return lacks("logit_changes", "cannot sample with a logit bias or penalties")
     is_scored = sampling.prompt_logprobs and abilities.prompt_logprobs
     if sampling.top_logprobs and not (abilities.top_logprobs or is_scored):
-        return _lacks("top_logprobs", "does not tell the likeliest tokens")
+        return lacks("top_logprobs", "does not tell the likeliest tokens")
     if sampling.prompt_logprobs and not abilities.prompt_logprobs:
-        return _lacks("prompt_logprobs", "does not score prompts")
+        return lacks("prompt_logprobs", "does not score prompts")
     if sampling.tells_support and not abilities.support:
-        return _lacks("support", "does not tell which tokens top_k, top_p and min_p leave")
+        return lacks("support", "does not tell which tokens top_k, top_p and min_p leave")
     return None
 
 
-def _lacks(ability: str, what: str) -> EngineFailure:
+def lacks(ability: str, what: str) -> EngineFailure:
+    """The engine is unable to do what is asked for: it `what`."""
     return EngineFailure(
         f"{ability}: the engine {what}; docs/choosing-an-engine.md lists those that do",
         ErrorKind.UNSUPPORTED_SAMPLING,
@@ -61,10 +62,10 @@ def _why_unstructured(sampling: SamplingParams, abilities: EngineAbilities) -> E
     if sampling.structure is None:
         return None
     if not abilities.structured_output:
-        return bad_structure(
-            "the engine cannot hold replies to a structure, or has no tokenizer for it; "
-            "take `embedded` or `vllm` and a model folder with a tokenizer.json, or set `structured_output` "
-            "of `sglang` or `openai`"
+        return lacks(
+            "structured_output",
+            "cannot hold replies to a structure, or has no tokenizer for it: take `embedded` or `vllm` and a "
+            "model folder with a tokenizer.json, or set `structured_output` of `sglang` or `openai`",
         )
     if not sampling.stop_token_ids:
         return bad_structure("a reply with a structure needs a stop token to end with")

@@ -96,11 +96,15 @@ class OutputStructure:
     """The text is one of these."""
     tagged: tuple[TaggedJson, ...] = ()
     """The text is one of these. An engine that knows other kinds alone answers with an error."""
+    opening: str = ""
+    """Of `tagged`, each of which begins with it: the text is any up to it, then one or more of these."""
 
     def __post_init__(self) -> None:
         given = (self.regex is not None, self.json_schema is not None, bool(self.choices), bool(self.tagged))
         if sum(given) != 1:
             raise ValueError(f"give one of regex, json_schema, choices and tagged, not {sum(given)} of them")
+        if not all(each.begin.startswith(self.opening) for each in self.tagged):
+            raise ValueError(f"each of tagged must begin with {self.opening!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

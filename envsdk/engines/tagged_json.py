@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envsdk.engines.sampling import LogitChanges, OutputStructure, TaggedJson
+from envsdk.engines.sampling import LogitChanges, OutputStructure
 
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -70,20 +70,30 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
-def lark_grammar(tagged: Sequence[TaggedJson]) -> str:
-    """For llguidance, also by way of vLLM's `guidance`."""
-    rules = ["start: " + " | ".join(f"part{number}" for number in range(len(tagged)))]
-    for number, each in enumerate(tagged):
-        # JSON's escapes are those of the grammar's strings.
+def lark_grammar(structure: OutputStructure) -> str:
+    """Of `tagged`, for llguidance, also by way of vLLM's `guidance`."""
+    opening = structure.opening
+    rules = ["part: " + " | ".join(f"part{number}" for number in range(len(structure.tagged)))]
+    if opening:
         rules += [
-            f"part{number}: {json.dumps(each.begin)} json{number} {json.dumps(each.end)}",
+            f'start: TEXT | begun part ("\\n" {json.dumps(opening)} part)*',
+            f"begun[lazy]: TEXT {json.dumps(opening)}",
+            r"TEXT: /(.|\n)*/",
+        ]
+    else:
+        rules += ["start: part"]
+    for number, each in enumerate(structure.tagged):
+        # JSON's escapes are those of the grammar's strings.
+        begin = json.dumps(each.begin.removeprefix(opening))
+        rules += [
+            f"part{number}: {begin} json{number} {json.dumps(each.end)}",
             f"json{number}: %json {json.dumps(held_schema(each.json_schema))}",
         ]
     return "\n".join(rules) + "\n"
 
 
-def structural_tag(tagged: Sequence[TaggedJson]) -> dict[str, Any]:
-    """For XGrammar, by way of a server of vLLM's or SGLang's."""
+def structural_tag(structure: OutputStructure) -> dict[str, Any]:
+    """Of `tagged`, for XGrammar, by way of a server of vLLM's or SGLang's."""
     tags = [
         {
             "type": "tag",
@@ -91,12 +101,12 @@ def structural_tag(tagged: Sequence[TaggedJson]) -> dict[str, Any]:
             "content": {"type": "json_schema", "json_schema": json.loads(each.json_schema)},
             "end": each.end,
         }
-        for each in tagged
+        for each in structure.tagged
     ]
-    return {
-        "type": "structural_tag",
-        "format": tags[0] if len(tags) == 1 else {"type": "or", "elements": tags},
-    }
+    form: dict[str, Any] = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+    if structure.opening:
+        form = {"type": "triggered_tags", "triggers": [structure.opening], "tags": tags}
+    return {"type": "structural_tag", "format": form}
 
 
 _SPECIAL = re.compile(r"[][.^$*+?(){}|\\]")
@@ -109,7 +119,7 @@ def sglang_structure(structure: OutputStructure) -> dict[str, str]:
     if structure.json_schema is not None:
         return {"json_schema": structure.json_schema}
     if structure.tagged:
-        return {"structural_tag": json.dumps(structural_tag(structure.tagged))}
+        return {"structural_tag": json.dumps(structural_tag(structure))}
     # Only what means something else is escaped: not each of SGLang's grammar backends takes more.
     return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in structure.choices)}
 

@@ -96,7 +96,7 @@ class StructureTests(EngineHarness):
         requests = [self.structured_request(f"{n}", either, seed=n) for n in range(6)]
         for request, result in zip(requests, await gather(engine, requests), strict=True):
             if result.finish_reason is FinishReason.ERROR:
-                assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
+                assert result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
                 continue
             check_result(request, result, sequence_length=self.sequence_length)
             text = text_of(result.token_ids[:-1])
@@ -145,7 +145,7 @@ class StructureTests(EngineHarness):
         if not engine.abilities.structured_output:
             refused = await engine.submit(self.structured_request("refused", structure))
             assert (refused.finish_reason, len(refused.token_ids)) == (FinishReason.ERROR, 0)
-            assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
+            assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
             return
         for name, request in {
             "regex": self.structured_request("regex", OutputStructure(regex="((")),

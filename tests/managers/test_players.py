@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.batches import ModelScores, learnable, prepare_batch
 from envsdk.algorithms.units import in_parts
 from envsdk.base.store.tally import results_by_role
 from envsdk.base.store.trajectories import read_trajectories, write_trajectories
+from envsdk.config.env_models import CustomEnv
 from envsdk.contracts.env import EnvSpec, Info, TextEnv
 from envsdk.contracts.failures import Boundary
 from envsdk.contracts.players import POLICY, Players, Result, seated
@@ -32,6 +34,7 @@ from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.policies import opponents
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import TaskListLeases
+from envsdk.rollouts.results.advantages import advantages as advantages_of
 from envsdk.runs.rollout_metrics import rollout_metrics
 
 
@@ -50,7 +53,8 @@ class TokenPolicy(Policy):
         self.seen.append((turn.role, turn.system, turn.prompt))
         actions = await turn.env.legal_actions()
         text = "?" if turn.seed % 100 < 100 * self._invalid else actions[turn.seed % len(actions)]
-        new = turn.prompt if len(turn.log) else f"{turn.system}\n{turn.prompt}"
+        carried = "".join(each["content"] for each in turn.history)
+        new = turn.prompt if len(turn.log) else f"{turn.system}\n{carried}{turn.prompt}"
         turn.log.append_prompt([ord(each) for each in new])
         start = len(turn.log)
         span = VersionSpan(version=self._version, start=0, end=len(text))
@@ -132,6 +136,70 @@ async def test_each_token_is_trained_once_and_only_where_the_policy_played(
     # Staleness looks at trained tokens alone: the opponent's are of version 1.
     assert episode.oldest_version == (5 if replies else None)
     assert not episode.tokens.behavior_logprobs[episode.tokens.response_mask == 0].any()
+
+
+@given(players=PLAYERS, seed=st.integers(0, 10**6), window=st.integers(1, 4), invalid=st.floats(0, 0.5))
+@settings(deadline=None, max_examples=60)
+async def test_a_window_shows_a_player_its_own_last_turns_and_each_reply_is_trained_once(
+    players: Players, seed: int, window: int, invalid: float
+) -> None:
+    setup, others = setup_of(players, window=window), {"past": TokenPolicy(version=1)}
+    episode = await play(setup, TokenPolicy(invalid=invalid), others=others, seed=seed)
+    episode = replace(episode, shown=setup.shown)
+    assert episode.tokens is not None
+    parts = in_parts([episode], None)
+    assert [part.turns[0].role for part in parts] == [
+        role for role in episode.own_roles if any(turn.role == role for turn in episode.turns)
+    ]
+    for part in parts:
+        role = part.turns[0].role
+        own = [(n, turn) for n, turn in enumerate(episode.turns) if turn.role == role]
+        assert [turn.reply for turn in part.turns] == [turn.reply for _, turn in own]
+        assert part.total_reward == sum(turn.reward for _, turn in own)
+        said = [f"{n + 1}: {turn.observation}{turn.reply}" for n, turn in own]
+        lines = [
+            "".join(said[:window]),
+            *("".join(said[: n + 1][-window:]) for n in range(window, len(said))),
+        ]
+        segments = part.segments()
+        assert ["".join(map(chr, s.tokens.ids)) for s in segments if s.tokens is not None] == [
+            f"You are {role}.\n{line}" for line in lines
+        ]
+        sampled = [s.tokens.ids[s.tokens.response_mask == 1] for s in segments if s.tokens is not None]
+        assert "".join(map(chr, np.concatenate(sampled))) == "".join(turn.reply for _, turn in own)
+    trained = sum(
+        int(segment.tokens.response_mask.sum())
+        for part in parts
+        for segment in part.segments()
+        if segment.tokens
+    )
+    assert trained == int(episode.tokens.response_mask.sum())
+    for segment in filter(episode.learns, episode.segments()):
+        assert segment.tokens is not None
+        contents = [each["content"] for each in episode.to_messages(segment)]
+        assert "".join(map(chr, segment.tokens.ids)) == "\n".join([contents[0], "".join(contents[1:])])
+    # Advantages come back to the segments of the episode, whichever the parts were.
+    batch = prepare_batch(AlgorithmArgs(grpo_normalize_std=False), 0, parts, ModelScores()).batch
+    assert len(batch.sequences) == sum(len(part.segments()) for part in parts)
+    assert {sequence.trajectory_id for sequence in batch.sequences} <= {episode.trajectory_id}
+
+
+async def test_advantages_of_players_with_a_window_come_back_to_their_segments() -> None:
+    episodes = [await play(setup_of(window=1), TokenPolicy(), seed=1, member=member) for member in range(6)]
+    settings_ = {"grpo_normalize_std": False, "advantage_unit": "role"}
+    found = iter(advantages_of(episodes, [0] * 6, "grpo", settings_))
+    for episode in episodes:
+        for segment in episode.segments():
+            paid = [sum(t.reward for t in e.turns if t.role == segment.role) for e in episodes]
+            own = sum(turn.reward for turn in episode.turns if turn.role == segment.role)
+            assert segment.tokens is not None
+            advantages = next(found)[segment.tokens.response_mask == 1]
+            assert advantages == pytest.approx(own - np.mean(paid))
+
+
+def test_a_summary_is_nobodys_turn() -> None:
+    with pytest.raises(ValidationError, match="takes no players"):
+        CustomEnv(env_type="envsdk/TicTacToe-v1", players=["policy"], context="compact", compact_at=50)
 
 
 @given(players=PLAYERS, seed=st.integers(0, 10**6), invalid=st.floats(0, 0.6))
@@ -234,7 +302,7 @@ class OddEnv(AnyTextSpaces, TextEnv):
         ({"roles": []}, {"players": [POLICY]}, "players", "has one player"),
         ({"roles": ["a"]}, {"players": [POLICY, "random"]}, "players", "has 1 roles"),
         ({"roles": ["a", "b"]}, {"players": {"a": POLICY}}, "players", "for each of the roles a, b"),
-        ({"roles": ["a", "b"]}, {"window": 1}, "players", "context: append"),
+        ({"roles": ["a", "b"]}, {"compact_at": 1}, "players", "context: compact takes one player"),
         ({"roles": ["a", "b"], "role": "c"}, {}, "role_unknown", "the role 'c'"),
         ({"roles": ["a", "b"], "paid": "c"}, {}, "role_unknown", "the role 'c'"),
         ({"roles": ["a", 3]}, {}, "reset_invalid", "roles are a list of str"),

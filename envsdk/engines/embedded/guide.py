@@ -97,6 +97,6 @@ def _grammar(structure: OutputStructure) -> str:
     if structure.json_schema is not None:
         return str(LLMatcher.grammar_from_json_schema(held_schema(structure.json_schema)))
     if structure.tagged:
-        return str(LLMatcher.grammar_from_lark(lark_grammar(structure.tagged)))
+        return str(LLMatcher.grammar_from_lark(lark_grammar(structure)))
     # JSON's escapes are those of the grammar's strings.
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, structure.choices))))

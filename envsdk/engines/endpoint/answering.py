@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import os
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -40,7 +42,7 @@ from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, 
 from envsdk.engines.endpoint.reply_text import ReplyReader, ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, RepliesUsedUp, SamplingRules, sampling_params
 from envsdk.engines.endpoint.sessions import Session
-from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, SamplingFields
+from envsdk.engines.endpoint.wire import NOT_HELD, ChatFields, CompletionFields, SamplingFields
 from envsdk.engines.engine import (
     ErrorKind,
     GenerationRequest,
@@ -51,13 +53,14 @@ from envsdk.engines.engine import (
 )
 from envsdk.engines.proxy import InferenceProxy
 from envsdk.engines.sampling import SamplingParams
-from envsdk.engines.tool_calls.formats import HERMES
-from envsdk.engines.tool_calls.reading import Reading, ToolCall, split_thought
+from envsdk.engines.tool_calls.formats import CLOSING, HERMES, OPENING
+from envsdk.engines.tool_calls.reading import THOUGHT, Reading, ToolCall, split_thought
 
 LONG_REQUEST_BYTES = 1 << 14
 """Requests above this are rendered and tokenized beside the event loop: a millisecond or more."""
 NUM_PROMPT_THREADS = 2
 Found = tuple[RecordedReply, int] | None
+_logger = logging.getLogger(__name__)
 
 
 _FAULTS_OF_REQUESTS = (ErrorKind.STRUCTURED_OUTPUT, ErrorKind.UNSUPPORTED_SAMPLING, ErrorKind.SCRIPT_ENDED)
@@ -77,6 +80,11 @@ class Answerer:
         self._takes_system = takes_system(self.chat)
         self._recent = RecentMessages(self.chat)
         self._proxy = proxy
+        self.ignored: Counter[str] = Counter()
+        """Fields that requests gave and that changed nothing: how often, by their names."""
+        marks = "".join((*THOUGHT, OPENING, CLOSING))
+        self._holds_calls = reader.calls is HERMES and self.chat.without_markup(marks) == marks
+        """Whether calls can be held to grammars, as far as is known: text is free of special tokens then."""
         self._numbers = itertools.count()
         self._prefix = f"http.{os.getpid():x}.{id(self):x}."
         self._threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="prompts")
@@ -84,6 +92,16 @@ class Answerer:
     def close(self) -> None:
         """What is being tokenized is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def count_ignored(self, session: Session | None, names: Sequence[str]) -> None:
+        """Fields of a request that changed nothing. The log names each once."""
+        for name in set(names) - self.ignored.keys():
+            _logger.info(
+                "`%s` of a request is ignored, as unknown or without effect: counted from here on", name
+            )
+        self.ignored.update(names)
+        if session is not None:
+            session.ignored.update(names)
 
     async def _prepare(self, session: Session | None, num_bytes: int, make: Callable[[], Prompt]) -> Prompt:
         """What `make` returns. The refusal of a far too long prompt is remembered in the session."""
@@ -121,10 +139,6 @@ class Answerer:
         if session is not None:
             session.full = full
         return full
-
-    def chat_prompt(self, session: Session | None, fields: ChatFields) -> Prompt:
-        """Raises ApiError where the chat template refuses the messages, and TooManyTokens."""
-        return self._chat_prompt(fields, *self._line(session, fields))
 
     def _line(self, session: Session | None, fields: ChatFields) -> tuple[Messages, str, Found]:
         """The messages, their key, and what `continued_by_messages` finds."""
@@ -251,6 +265,12 @@ class Answerer:
             raise
         if session is not None:
             session.num_begun += 1
+        calls = fields.call_structure if isinstance(fields, ChatFields) else None
+        if calls is None or params.structure is not None:
+            return params
+        if self._holds_calls and (params.tells_support or not rules.is_fixed):
+            return replace(params, structure=calls)
+        self.count_ignored(session, [NOT_HELD])
         return params
 
     async def answer(
@@ -279,17 +299,7 @@ class Answerer:
         finish_reason = await self._sample(session, prompt, sampling, reply, fields)
         generate_s = time.perf_counter() - began
         if is_without_reply:
-            return Answer(
-                content="",
-                tool_calls=(),
-                rest="",
-                token_ids=(),
-                logprobs=(),
-                version_spans=(),
-                finish_reason=FinishReason.LENGTH,
-                top=(),
-                prompt_scores=reply.prompt_scores,
-            )
+            return Answer(finish_reason=FinishReason.LENGTH, prompt_scores=reply.prompt_scores)
         held_back = text.finish()
         read = self._reader.read(fields, text.whole)
         calls = tuple(replace(call, id=f"call_{unique}_{number}") for number, call in enumerate(read.calls))
@@ -370,6 +380,16 @@ class Answerer:
         if future.cancelled():
             raise ApiError(503, "the endpoint is closing", code="closing")
         result = future.result()
+        is_unable = (
+            result.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
+            and result.error.startswith("structured_output")
+            and fields.structure is None
+        )
+        if is_unable and sampling.structure is not None and isinstance(fields, ChatFields):
+            self._holds_calls = False
+            self.count_ignored(session, [NOT_HELD])
+            reply.ended = asyncio.get_running_loop().create_future()
+            return await self._sample(session, prompt, replace(sampling, structure=None), reply, fields)
         reply.prompt_scores = result.prompt_scores
         if session is not None:
             session.engine_error = "" if result.error_kind in _FAULTS_OF_REQUESTS else result.error
@@ -390,6 +410,7 @@ def _finish_reason(result: GenerationResult, fields: SamplingFields) -> FinishRe
             "logit_changes": ", ".join(fields.change_fields),
             "top_logprobs": fields.top_field,
             "prompt_logprobs": "echo",
+            "structured_output": fields.structure_field,
         }
         raise unsupported(asked.get(ability, ability), f"is not possible here: {why}")
     why = result.error or f"it was ended ({result.finish_reason})"

@@ -30,23 +30,23 @@ OnPiece = Callable[[Piece], None]
 class Answer:
     """One whole reply."""
 
-    content: str
+    content: str = ""
     """Without tool calls. A thought stands before it in `<think>` and `</think>`."""
-    tool_calls: Sequence[ToolCall]
-    rest: str
+    tool_calls: Sequence[ToolCall] = ()
+    rest: str = ""
     """The part of `content` that no piece showed."""
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    version_spans: Sequence[VersionSpan]
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    version_spans: Sequence[VersionSpan] = ()
     finish_reason: str
     """`stop`, `length` or `tool_calls`."""
     stop: str = ""
     """The stop string that ended it."""
     fills_context: bool = False
     """Whether there is no room for another token."""
-    top: Sequence[TopTokens]
+    top: Sequence[TopTokens] = ()
     """Likeliest tokens at the place of each token, where they are asked for."""
-    prompt_scores: PromptScores | None
+    prompt_scores: PromptScores | None = None
 
     @property
     def version(self) -> int | None:

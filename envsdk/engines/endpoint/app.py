@@ -10,7 +10,6 @@ import hmac
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -59,8 +58,6 @@ class EndpointApp:
         self._answerer = answerer
         self._of_sessions = of_sessions
         self._token = token
-        self.ignored: Counter[str] = Counter()
-        """Fields of requests that were given and changed nothing, by their names."""
         self.version: int | None = None
         """Version of the weights; None where nobody says."""
         self._created = int(time.time())
@@ -200,11 +197,7 @@ class EndpointApp:
             for prompt in prompts
             for choice in range(fields.num_choices)
         ]
-        for name in set(fields.ignored) - self.ignored.keys():
-            _logger.info(
-                "`%s` of a request is ignored, as unknown or without effect: counted from here on", name
-            )
-        self.ignored.update(fields.ignored)
+        self._answerer.count_ignored(session, fields.ignored)
         if session is None and self._records:
             self._records = False
             _logger.warning(
@@ -212,8 +205,6 @@ class EndpointApp:
                 "base_url; this is said once",
                 protocol.path,
             )
-        if session is not None:
-            session.ignored.update(fields.ignored)
 
         async def answer(number: int, on_piece: OnPiece | None = None) -> Answer:
             prompt, sampling = orders[number]

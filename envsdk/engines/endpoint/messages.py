@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jinja2
-from pydantic import BaseModel, ConfigDict, FailFast
+from pydantic import FailFast
 
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.chat_template import CALL
 from envsdk.contracts.prompts import Message
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.parsing import validate
+from envsdk.engines.endpoint.parsing import OpenBody, unknown_in, validate
 from envsdk.engines.tool_calls.formats import CLOSING, OPENING
 
 CARRIES_CONTENT = frozenset(
@@ -36,27 +36,21 @@ class FirstProblem(FailFast):
 FIRST = FirstProblem()
 
 
-class FunctionCall(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True)
-
+class FunctionCall(OpenBody):
     name: str
     arguments: str = "{}"
 
 
-class ToolCallFields(BaseModel):
+class ToolCallFields(OpenBody):
     """A call that an assistant's message holds."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class MessageFields(BaseModel):
+class MessageFields(OpenBody):
     """One message of a conversation. Clients repeat those that they got, with fields of their own."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Any = None
@@ -76,22 +70,13 @@ def read_message(given: Any, number: int) -> tuple[dict[str, Any], list[str]]:
 
 
 def _ignored_in(message: MessageFields, number: int) -> list[str]:
-    given = _unknown("", message.model_extra)
-    for name in given:
-        if name in CARRIES_CONTENT:
+    for name, value in (message.model_extra or {}).items():
+        if value and name in CARRIES_CONTENT:
             where = f"messages[{number}].{name}"
             raise unsupported(where, "is not supported: messages hold text and `tool_calls`")
-    for part in message.content if isinstance(message.content, list) else ():
-        if isinstance(part, dict):
-            given += _unknown("content[].", {name: part[name] for name in part.keys() - {"type", "text"}})
-    for call in message.tool_calls or ():
-        given += _unknown("tool_calls[].", call.model_extra)
-        given += _unknown("tool_calls[].function.", call.function.model_extra)
-    return [f"messages[].{name}" for name in given]
-
-
-def _unknown(where: str, fields: Mapping[str, Any] | None) -> list[str]:
-    return [f"{where}{name}" for name, value in (fields or {}).items() if value]
+    parts = message.content if isinstance(message.content, list) else ()
+    found = [name for part in parts for name in part.keys() - {"type", "text"} if part[name]]
+    return unknown_in(message, "messages[].") + [f"messages[].content[].{name}" for name in found]
 
 
 def takes_system(chat: ChatTokenizer) -> bool:

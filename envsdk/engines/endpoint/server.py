@@ -120,7 +120,7 @@ class Endpoint:
     @property
     def ignored(self) -> Mapping[str, int]:
         """Fields that requests gave and that changed nothing: how often, by their names."""
-        return self._app.ignored
+        return self._answerer.ignored
 
     def base_url(self, session: Session | None = None) -> str:
         """What OpenAI's clients are given; without a session nothing is recorded."""

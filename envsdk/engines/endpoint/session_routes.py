@@ -20,7 +20,6 @@ from envsdk.engines.endpoint.errors import ApiError, invalid
 from envsdk.engines.endpoint.parsing import read_json, validate
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook, SessionEnvironment, idle_failure
-from envsdk.engines.endpoint.trajectories import Episode, trajectories
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 OnEnded = Callable[[list[Trajectory]], Awaitable[None]]
@@ -168,7 +167,7 @@ class SessionRoutes:
         answer = {
             "id": session_id,
             "num_replies": len(session.record.replies),
-            "reward": sum(reward.reward for reward in episode.rewards),
+            "reward": sum(reward.reward for reward in session.rewards) + fields.reward,
             "trajectories": [
                 {
                     "id": each.trajectory_id,
@@ -192,11 +191,11 @@ class SessionRoutes:
             with suppress(ApiError):
                 await self._end(session, episode)
 
-    async def _end(self, session: Session, episode: Episode) -> list[Trajectory]:
+    async def _end(self, session: Session, episode: Trajectory) -> list[Trajectory]:
         """The session is over once its episode is stored; until then it stays open, whatever went wrong."""
         self.sessions.end(session)
+        ended = [episode] if session.record.replies else []
         try:
-            ended = trajectories(session.record, episode)
             if self.on_ended is not None:
                 await self.on_ended(ended)
         except BaseException as error:

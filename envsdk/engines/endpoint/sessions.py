@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.contracts.failures import Boundary, Failure
-from envsdk.contracts.trajectory import Outcome, Task
+from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.engines.endpoint.errors import ApiError, invalid
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.record import ConversationRecord, message_keys, next_key
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules
-from envsdk.engines.endpoint.trajectories import Episode, Reward
+from envsdk.engines.endpoint.trajectories import Reward, trajectory
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -121,15 +121,16 @@ class Session:
         final_observation: str = "",
         worker: str = "",
         last_reward: float = 0.0,
-    ) -> Episode:
+    ) -> Trajectory:
         """The session as an episode that ends now; `last_reward` is for the latest reply."""
         last = Reward(num_replies=len(self.record.replies), reward=last_reward)
-        return Episode(
-            episode_id=self.session_id,
+        head = Trajectory(
+            trajectory_id=self.session_id,
             task=self.task,
             group_id=self.group_id,
             seed=self.seed,
-            rewards=[*self.rewards, last],
+            turns=(),
+            tokens=None,
             outcome=outcome,
             success=success,
             failure=failure,
@@ -139,6 +140,7 @@ class Session:
             env_s=self.env_s,
             worker=worker,
         )
+        return trajectory(self.record, [*self.rewards, last], head)
 
 
 def idle_failure(idle_s: float) -> Failure:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from envsdk.contracts.failures import Failure
-from envsdk.contracts.trajectory import Outcome, Task, TokenLog, Trajectory, Turn
+from envsdk.contracts.trajectory import TokenLog, Trajectory, Turn
 from envsdk.engines.endpoint.record import ConversationRecord, RecordedReply
 from envsdk.engines.tool_calls.reading import ATTEMPT, as_ended, attempt_metric
 
@@ -24,46 +23,21 @@ class Reward:
     """What the environment says of it, a JSON object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """What a session's episode was about and how it ended."""
-
-    episode_id: str
-    task: Task
-    group_id: int
-    seed: int
-    rewards: Sequence[Reward] = ()
-    outcome: Outcome = Outcome.TERMINATED
-    success: bool = False
-    failure: Failure | None = None
-    final_observation: str = ""
-    started_at: float
-    """Unix time, seconds."""
-    ended_at: float
-    env_s: float = 0.0
-    worker: str = ""
-
-
-def trajectories(record: ConversationRecord, episode: Episode) -> list[Trajectory]:
-    """The session's trajectory; none when nothing was sampled."""
-    return [trajectory(record, episode)] if record.replies else []
-
-
-def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
-    """The session as one episode: a turn for each reply, in the order they ended.
+def trajectory(record: ConversationRecord, rewards: Sequence[Reward], head: Trajectory) -> Trajectory:
+    """`head` with what the session sampled: a turn for each reply, in the order they ended.
 
     A reward goes to the last reply before it, or to the first one when it came before that.
     """
-    rewards = [0.0] * len(record.replies)
+    paid = [0.0] * len(record.replies)
     metrics: list[dict[str, float]] = [{} for _ in record.replies]
     details: list[str | None] = [None for _ in record.replies]
-    for reward in episode.rewards if record.replies else ():
+    for reward in rewards if record.replies else ():
         number = max(0, reward.num_replies - 1)
-        rewards[number] += reward.reward
+        paid[number] += reward.reward
         metrics[number].update(reward.metrics)
         details[number] = reward.details or details[number]
     log, turns = TokenLog(), list[Turn]()
-    for reply, earned, measured, said in zip(record.replies, rewards, metrics, details, strict=True):
+    for reply, earned, measured, said in zip(record.replies, paid, metrics, details, strict=True):
         log.append_prompt(reply.prompt_ids)
         start = len(log)
         log.append_sampled(reply.token_ids, reply.logprobs, reply.version_spans, support=reply.support)
@@ -85,23 +59,8 @@ def trajectory(record: ConversationRecord, episode: Episode) -> Trajectory:
                 role=reply.role,
             )
         )
-    return Trajectory(
-        trajectory_id=episode.episode_id,
-        group_id=episode.group_id,
-        task=episode.task,
-        seed=episode.seed,
-        outcome=episode.outcome,
-        success=episode.success,
-        turns=tuple(turns),
-        tokens=log.arrays() if turns else None,
-        failure=episode.failure,
-        final_observation=episode.final_observation,
-        started_at=episode.started_at,
-        ended_at=episode.ended_at,
-        generate_s=record.generate_s,
-        env_s=episode.env_s,
-        worker=episode.worker,
-    )
+    tokens = log.arrays() if turns else None
+    return replace(head, turns=tuple(turns), tokens=tokens, generate_s=record.generate_s)
 
 
 def _details(reply: RecordedReply, said: str | None) -> str | None:

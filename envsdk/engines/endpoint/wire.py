@@ -21,8 +21,8 @@ from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.growing import GrowingList
 from envsdk.engines.endpoint.messages import FIRST, read_message
 from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
-from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, Temperature, TopK, TopP
-from envsdk.engines.tool_calls.formats import call_of
+from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, TaggedJson, Temperature, TopK, TopP
+from envsdk.engines.tool_calls.formats import OPENING, call_of
 
 COMPLETION_MAX_TOKENS = 16
 """Longest reply of `/v1/completions` where a request says nothing, as OpenAI has it."""
@@ -38,6 +38,9 @@ MAX_STRUCTURE_CHARS = 1 << 16
 MAX_TOP_LOGPROBS = 20
 MAX_BIASED_TOKENS = 1024
 """Most tokens that `logit_bias` may name."""
+
+NOT_HELD = "tools[].format"
+"""What is counted where calls are not held to the grammar of a tool."""
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
 _NEUTRAL: Mapping[str, Sequence[Any]] = _FIELDS["neutral"]
@@ -170,7 +173,9 @@ class SamplingFields(BaseModel):
     @property
     def structure(self) -> OutputStructure | None:
         """What the text must be; raises ApiError for what cannot be meant, or is too long."""
-        structure = self._structure()
+        return self._checked(self._structure())
+
+    def _checked(self, structure: OutputStructure | None) -> OutputStructure | None:
         if structure is not None:
             length = len(structure.json_schema or "") + sum(map(len, structure.choices))
             length += sum(len(each.begin) + len(each.json_schema) for each in structure.tagged)
@@ -306,6 +311,8 @@ class ChatFields(SamplingFields):
     parallel_tool_calls: bool | None = None
 
     _conversation: Sequence[dict[str, Any]] = PrivateAttr(default=())
+    _patterns: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    """Regular expressions of the one argument, `input`, of functions by name; the policy is shown none."""
 
     @property
     def conversation(self) -> Sequence[dict[str, Any]]:
@@ -343,15 +350,38 @@ class ChatFields(SamplingFields):
         return functions if self.tool_choice == "required" else ()
 
     @property
+    def call_structure(self) -> OutputStructure | None:
+        """What calls must be in a reply that may do without: None where no tool has a grammar.
+
+        All begin as a call of one of the tools; the arguments of those without a grammar are any object.
+        """
+        if not self._patterns or not self.reads_tool_calls:
+            return None
+        calls = [
+            self._call(each) if each["name"] in self._patterns else call_of(each["name"], {"type": "object"})
+            for each in (tool["function"] for tool in self.tools or ())
+        ]
+        return self._checked(OutputStructure(tagged=tuple(calls), opening=OPENING))
+
+    @property
     def structure_field(self) -> str:
-        return "tool_choice" if self.callable_tools else super().structure_field
+        if self.callable_tools:
+            return "tool_choice"
+        asked = super().structure_field
+        return NOT_HELD if self._patterns and getattr(self, asked) is None else asked
 
     def _structure(self) -> OutputStructure | None:
         """A forced call comes before what the text of a reply should be: there is no other text."""
         if functions := self.callable_tools:
-            calls = [call_of(each["name"], each.get("parameters")) for each in functions]
-            return OutputStructure(tagged=tuple(calls))
+            return OutputStructure(tagged=tuple(map(self._call, functions)))
         return super()._structure()
+
+    def _call(self, function: Mapping[str, Any]) -> TaggedJson:
+        name = function["name"]
+        if name not in self._patterns:
+            return call_of(name, function.get("parameters"))
+        given = {"input": {"type": "string", "pattern": self._patterns[name]}}
+        return call_of(name, {"properties": given, "required": ["input"]})
 
 
 def read_chat(body: bytes, history: GrowingList | None = None) -> ChatFields:
@@ -368,13 +398,18 @@ def chat_fields(
     history: GrowingList | None = None,
     *,
     is_cut_to_room: bool = False,
+    patterns: Mapping[str, str] | None = None,
 ) -> ChatFields:
-    """The chat request that a request of another protocol means. Raises ApiError."""
+    """The chat request that a request of another protocol means. Raises ApiError.
+
+    `patterns`: regular expressions of the one argument, `input`, of functions by name.
+    """
     fields = validate(ChatFields, values)
     _check_chat(fields)
     _take_messages(fields, history)
     fields._ignored = tuple(ignored)
     fields._is_cut_to_room = is_cut_to_room
+    fields._patterns = patterns or {}
     return fields
 
 

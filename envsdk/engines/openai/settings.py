@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 from envsdk.engines.settings import EngineSettings
 
 SET_BY_ENGINE = frozenset(
-    {"detokenize", "guided_choice", "guided_json", "guided_regex", "json_schema", "logprobs", "max_tokens",
+    {"detokenize", "json_schema", "logprobs", "max_tokens",
      "min_p", "model", "n", "prompt", "regex", "repetition_penalty", "response_format", "return_token_ids",
      "routed_experts_prompt_start", "seed", "stop_token_ids", "stream", "structural_tag",
      "structured_outputs", "temperature", "top_k", "top_p"}
@@ -34,11 +34,10 @@ class OpenAISettings(EngineSettings):
     logprobs: Literal["sampling", "raw", "none"] = "sampling"
     """`sampling`: those of the distribution that tokens are drawn from, which is checked at the start;
     `raw`: what the server gives, unchecked; `none`: they are not asked for and recorded as NaN."""
-    structured_output: Literal["none", "structured_outputs", "guided", "sglang", "response_format"] = "none"
+    structured_output: Literal["none", "structured_outputs", "sglang", "response_format"] = "none"
     """How the server is told of a structure; that it keeps to them is checked at the start.
-    `structured_outputs`: vLLM's field; `guided`: `guided_json` and the like, of older vLLM; `sglang`:
-    `json_schema` and `regex`; `response_format`: OpenAI's field, for JSON schemas alone. `none`: replies
-    with a structure are refused."""
+    `structured_outputs`: vLLM's field; `sglang`: `json_schema` and `regex`; `response_format`: OpenAI's
+    field, for JSON schemas alone. `none`: replies with a structure are refused."""
     connect_timeout_s: PositiveFloat = 10.0
     """How long opening a connection may take."""
     silence_timeout_s: PositiveFloat = 300.0

@@ -19,7 +19,7 @@ from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineFailure, GenerationRequest
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable, error_text
 from envsdk.engines.openai.settings import OpenAISettings
-from envsdk.engines.refusals import bad_structure
+from envsdk.engines.refusals import bad_structure, lacks
 from envsdk.engines.sampling import OutputStructure
 from envsdk.engines.tagged_json import change_fields, sglang_structure, structural_tag
 
@@ -123,9 +123,7 @@ def completion_body(
 def why_inexpressible(settings: OpenAISettings, structure: OutputStructure) -> EngineFailure | None:
     """Why the structure cannot be expressed to the server; None when it can."""
     if structure.json_schema is None and settings.structured_output == "response_format":
-        return bad_structure("`response_format` knows JSON schemas alone")
-    if structure.tagged and settings.structured_output == "guided":
-        return bad_structure("`guided` knows no JSON between fixed texts, as tool calls are")
+        return lacks("structured_output", "takes `response_format`, which knows JSON schemas alone")
     try:
         json.loads(structure.json_schema or "null")
     except ValueError as error:
@@ -144,9 +142,7 @@ def structure_fields(settings: OpenAISettings, structure: OutputStructure) -> di
     if structure.json_schema is not None:
         kind, value = "json", json.loads(structure.json_schema)
     if structure.tagged:
-        kind, value = "structural_tag", json.dumps(structural_tag(structure.tagged))
-    if settings.structured_output == "guided":
-        return {f"guided_{kind}": value}
+        kind, value = "structural_tag", json.dumps(structural_tag(structure))
     if settings.structured_output == "response_format":
         named = {"name": "reply", "schema": value, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}

@@ -68,7 +68,7 @@ def structure_options(structure: OutputStructure) -> dict[str, Any]:
     if structure.json_schema is not None:
         return {"json": json.dumps(held_schema(structure.json_schema))}
     if structure.tagged:
-        return {"grammar": lark_grammar(structure.tagged)}
+        return {"grammar": lark_grammar(structure)}
     return {"choice": list(structure.choices)}
 
 

@@ -28,6 +28,7 @@ import pyarrow as pa
 from envsdk import __version__
 from envsdk.base.store.trajectories import to_record_batch
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure
+from envsdk.contracts.players import POLICY, Seat
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.contracts.segments import Segment, last_segment, prompt_lengths
 from envsdk.contracts.support import Support
@@ -101,19 +102,22 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
                     "counts": support.counts.tolist(),
                     "ids": support.ids.tolist(),
                 }
+    if trajectory.seats:
+        ours["seats"] = {role: asdict(seat) for role, seat in trajectory.seats.items()}
     described: dict[str, Any] = {"name": agent, "version": __version__, "model_name": model}
     if trajectory.tools:
         described["tool_definitions"] = [dict(each) for each in trajectory.tools]
+    players = [_player(trajectory, segment, described) for segment in segments]
     documents: list[dict[str, Any]] = [
         {
             "schema_version": VERSION,
             "session_id": trajectory.trajectory_id,
             "trajectory_id": f"{trajectory.trajectory_id}/{place}" if place else trajectory.trajectory_id,
-            "agent": _known(described),
+            "agent": _known(player),
             "steps": line,
             "final_metrics": {"total_steps": len(line), **_totals(_own_replies(line))},
         }
-        for place, line in enumerate(lines)
+        for place, (line, player) in enumerate(zip(lines, players, strict=True))
     ]
     extra = {
         "reward": _json_reward(trajectory.total_reward),
@@ -122,6 +126,15 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
     }
     others = {"subagent_trajectories": documents[1:]} if documents[1:] else {}
     return {**documents[0], **others, "extra": extra}
+
+
+def _player(trajectory: Trajectory, segment: Segment, policy: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ATIF's agent of a line: one of several players, in its role, or the policy."""
+    seat = trajectory.seats.get(segment.role)
+    if seat is None:
+        return policy
+    own = policy if seat.player == POLICY else {"name": seat.player, "version": __version__}
+    return {**own, "extra": {"role": segment.role}}
 
 
 def _own_replies(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -293,6 +306,7 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
             "outcome": Outcome(ours["outcome"]),
             "task": Task(**ours["task"]),
             "failure": failure and Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
+            "seats": {role: Seat(**seat) for role, seat in ours.get("seats", {}).items()},
         }
     else:
         known = {
@@ -318,8 +332,8 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
 
 def _stored_prompts(shown: TagPrompts) -> dict[str, Any]:
     """What `_shown` reads. Arguments of an environment may be of any type."""
-    limits = {"max_turns": shown.max_turns, "max_new_tokens": shown.max_new_tokens}
-    return {"prompts": asdict(shown.prompts), **limits}
+    names = ("max_turns", "max_new_tokens", "window")
+    return {"prompts": asdict(shown.prompts), **{name: getattr(shown, name) for name in names}}
 
 
 def _shown(prompts: Mapping[str, Any]) -> TagPrompts:
@@ -330,6 +344,7 @@ def _shown(prompts: Mapping[str, Any]) -> TagPrompts:
         prompts=AgentPrompts(system=templates["system"], template=templates["template"]),
         max_turns=int(prompts["max_turns"]),
         max_new_tokens=int(prompts["max_new_tokens"]),
+        window=int(prompts.get("window", 0)),
     )
 
 

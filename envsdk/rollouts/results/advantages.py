@@ -14,10 +14,9 @@ from envsdk.algorithms.advantage_sample import AdvantageSample
 from envsdk.algorithms.args import AlgorithmArgs
 from envsdk.algorithms.batches import token_advantages
 from envsdk.algorithms.masks import masked
-from envsdk.algorithms.units import in_parts, unit_of
+from envsdk.algorithms.units import in_parts, parts_of
 from envsdk.base.settings.validation import validated
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.segments import Segment
 from envsdk.contracts.trajectory import Trajectory
 
 
@@ -53,14 +52,8 @@ def advantages(
     results = token_advantages(args, samples)
     found, left = [], iter(result.advantages for result in results)
     for episode in episodes:
-        of_episode = next(left) if unit_of(episode, unit) == "episode" else None
-        for segment in episode.segments():
-            if of_episode is not None:
-                found.append(segment.take(of_episode))
-            else:
-                found.append(next(left) if episode.learns(segment) else _zeros(segment))
+        values = np.zeros(len(episode.turns if episode.tokens is None else episode.tokens), np.float32)
+        for part in parts_of(episode, unit):
+            part.put(values, next(left))
+        found += [segment.take(values) for segment in episode.segments()]
     return found
-
-
-def _zeros(segment: Segment) -> NDArray[np.float32]:
-    return np.zeros(len(segment.turns if segment.tokens is None else segment.tokens), np.float32)

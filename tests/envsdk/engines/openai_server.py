@@ -103,8 +103,6 @@ def grammar_of(body: dict[str, Any], behavior: Behavior) -> Grammar | None:
     match behavior.understands:
         case "structured_outputs":
             asked = body.get("structured_outputs", {})
-        case "guided":
-            asked = {kind: body.get(f"guided_{kind}") for kind in ("json", "regex", "choice")}
         case "response_format" if "response_format" in body:
             assert body["response_format"]["type"] == "json_schema"
             asked = {"json": body["response_format"]["json_schema"]["schema"]}

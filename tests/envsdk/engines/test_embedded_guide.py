@@ -16,7 +16,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from envsdk.engines.embedded.guide import Guides
 from envsdk.engines.engine import ErrorKind
 from envsdk.engines.sampling import OutputStructure, TaggedJson
+from envsdk.engines.tool_calls.formats import HERMES, OPENING, call_of, read_reply
+from envsdk.engines.tool_calls.input_grammar import input_pattern
+from envsdk.engines.tool_calls.reading import AttemptStatus
 from envsdk.testing.engine_structures import ALPHABET, END_TOKEN, text_of, write_tokenizer
+from tests.envsdk.engines.patch_grammar import PATCH, PATCH_GRAMMAR
 
 VOCAB_SIZE = 70
 """Some more than the tokenizer has, as models do."""
@@ -90,11 +94,15 @@ def printable() -> Guides:
     return Guides(tokenizer.to_str(), len(PRINTABLE) + 1)
 
 
-def sampled(guides: Guides, structure: OutputStructure, seed: int, num_tokens: int) -> tuple[str, bool]:
+def sampled(
+    guides: Guides, structure: OutputStructure, seed: int, num_tokens: int, begun: str = ""
+) -> tuple[str, bool]:
     """A reply of a policy that knows nothing and may love blanks; whether it ended."""
     end, tokens, random = len(PRINTABLE), list[int](), np.random.default_rng(seed)
     taste = random.normal(scale=4.0, size=end + 1)
     guide = guides.begin(structure, (end,))
+    for letter in begun:
+        guide.advance(PRINTABLE.index(letter))
     while len(tokens) < num_tokens:
         logits = np.where(guide.allowed(), taste + random.gumbel(size=end + 1), -np.inf)
         if (token := int(logits.argmax())) == end:
@@ -248,6 +256,50 @@ def test_json_between_fixed_texts_has_the_spaces_of_a_template_and_references_of
     }
 
 
+PATCHES = input_pattern("lark", PATCH_GRAMMAR)
+CALLS = OutputStructure(
+    tagged=(
+        call_of(
+            "edit", {"properties": {"input": {"type": "string", "pattern": PATCHES}}, "required": ["input"]}
+        ),
+        call_of("run", {"type": "object"}),
+    ),
+    opening=OPENING,
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(
+        ["", "<tool_call", "So:\n<tool_call>", '<tool_call>\n{"name": "e', '<tool_call>\n{"name": "r']
+    ),
+)
+def test_text_is_free_until_a_call_begins_and_then_the_call_keeps_to_its_grammar(
+    printable: Guides, seed: int, begun: str
+) -> None:
+    rest, ended = sampled(printable, CALLS, seed, 300, begun=begun)
+    read = read_reply(begun + rest, HERMES, tools={"edit": {}, "run": {}})
+    if OPENING not in begun + rest:
+        assert read.status is AttemptStatus.NONE
+        return
+    assert read.status is (AttemptStatus.OK if ended else AttemptStatus.CUT) or not ended
+    for call in read.calls:
+        if call.name == "edit":
+            assert re.fullmatch(PATCHES, json.loads(call.arguments)["input"])
+
+
+def test_a_patch_as_json_writes_it_can_be_called(printable: Guides) -> None:
+    patch = PATCH.replace("é", "e")
+    call = f'{OPENING}\n{{"name": "edit", "arguments": {json.dumps({"input": patch})}}}\n</tool_call>'
+    guide = printable.begin(CALLS, (len(PRINTABLE),))
+    for letter in f"I edit.\n{call}\n{call}":
+        assert guide.allowed()[PRINTABLE.index(letter)]
+        guide.advance(PRINTABLE.index(letter))
+    assert guide.allowed()[len(PRINTABLE)]
+    assert not guide.allowed()[PRINTABLE.index(".")]
+
+
 def test_a_schema_between_fixed_texts_is_json() -> None:
     with pytest.raises(ValueError, match="property name"):
         TaggedJson(begin="<c>", json_schema="{", end="</c>")
@@ -257,3 +309,8 @@ def test_a_schema_between_fixed_texts_is_json() -> None:
 def test_a_structure_is_of_one_kind(given_kinds: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="give one of"):
         OutputStructure(**given_kinds)  # type: ignore[arg-type]
+
+
+def test_what_stands_between_texts_begins_with_their_opening() -> None:
+    with pytest.raises(ValueError, match="must begin with '<d>'"):
+        OutputStructure(tagged=(TaggedJson(begin="<c>", json_schema="true", end="."),), opening="<d>")

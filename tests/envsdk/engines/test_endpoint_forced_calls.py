@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,14 @@ from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
 from envsdk.engines.endpoint.sessions import Session
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.proxy import InferenceProxy, LocalLink
+from envsdk.engines.tool_calls.input_grammar import input_pattern
+from envsdk.engines.tool_calls.reading import AttemptStatus
+from tests.envsdk.engines.patch_grammar import PATCH_GRAMMAR
+from tests.envsdk.engines.test_endpoint_server import HELLO
+from tests.envsdk.engines.test_endpoint_server import serving as serving_mock
 from tests.tiny_policies import write_tiny_policy
 
-LENGTH = 1024
+LENGTH = 3000
 PLACE = {"enum": ["up", "down"]}
 LOOK: dict[str, Any] = {
     "type": "object",
@@ -51,7 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Session]]:
+async def serving(
+    folder: Path, rules: SamplingRules | None = None
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, Session]]:
     engine = EmbeddedEngine.create(EngineConfig(model=folder, sequence_length=LENGTH))
     await engine.start()
     proxy = InferenceProxy({"local": LocalLink(engine)})
@@ -59,7 +67,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Sessi
     config = EndpointConfig(model_name="policy", sequence_length=LENGTH)
     endpoint = Endpoint(proxy, ChatTokenizer.load(folder), config)
     await endpoint.start()
-    session = endpoint.sessions.open(rules=SamplingRules())
+    session = endpoint.sessions.open(rules=rules or SamplingRules())
     try:
         async with openai.AsyncOpenAI(
             base_url=endpoint.base_url(session), api_key=session.api_key, max_retries=0
@@ -133,3 +141,80 @@ async def test_a_schema_that_no_reply_can_be_held_to_is_an_error_that_names_tool
                 model="policy", messages=messages, tools=broken, tool_choice="required"
             )
     assert refused.value.param == "tool_choice"
+
+
+def custom(definition: str, syntax: str = "lark") -> Any:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {"type": "custom", "name": "edit", "description": "Edits.", "format": form}
+
+
+SHORT_LINES = PATCH_GRAMMAR.replace("/(.+)/", "/[a-c]{1,3}/").replace("/(.*)/", '/[a-c"]{0,3}/')
+"""A random policy ends no line that may be of any length."""
+RUN: Any = {"type": "function", "name": "run", "parameters": {"type": "object"}, "strict": False}
+
+
+async def test_a_custom_tool_that_must_be_called_gets_what_its_grammar_takes(folder: Path) -> None:
+    grammar = SHORT_LINES.replace("+ end", " end").replace("line+", "line").replace("changed)+", "changed)")
+    asked: Any = {"model": "policy", "input": "hello", "tools": [custom(grammar), RUN]}
+    asked |= {"tool_choice": {"type": "custom", "name": "edit"}}
+    async with serving(folder) as (client, session):
+        for _ in range(6):
+            answer = await client.responses.create(**asked)
+            (item,) = answer.output
+            assert item.type == "custom_tool_call"
+            assert re.fullmatch(input_pattern("lark", grammar), item.input), item.input
+        async with client.responses.stream(**asked) as stream:
+            (streamed,) = (await stream.get_final_response()).output
+        assert streamed.type == "custom_tool_call"
+        assert re.fullmatch(input_pattern("lark", grammar), streamed.input)
+        assert not session.ignored
+        assert all(reply.attempt is AttemptStatus.OK for reply in session.record.replies)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["support", "no support"])
+async def test_a_session_that_is_trained_on_holds_calls_where_the_trainer_learns_what_was_left(
+    folder: Path, is_told: bool
+) -> None:
+    rules = SamplingRules(
+        is_fixed=True, support=is_told, top_k=400, seed=3, max_new_tokens=40, temperature=20.0
+    )
+    async with serving(folder, rules) as (client, session):
+        for _ in range(8):
+            await client.responses.create(model="policy", input="hello", tools=[custom(PATCH_GRAMMAR)])
+        replies = session.record.replies
+        ignored = dict(session.ignored)
+    assert ignored == ({} if is_told else {"tools[].format": 8})
+    if is_told:
+        assert all(reply.support is not None for reply in replies)
+
+
+async def test_a_grammar_that_is_none_is_refused_by_name_and_one_that_is_not_regular_is_counted(
+    folder: Path,
+) -> None:
+    async with serving(folder) as (client, session):
+        for tool, param, said in [
+            (custom("start: patch"), "tools[1].format.definition", "`edit`: `patch` is not defined"),
+            (custom("((", "regex"), "tools[].format", "unclosed group"),
+            (custom("a", "ebnf"), "tools[1].format.syntax", "'lark' or 'regex'"),
+        ]:
+            with pytest.raises(openai.BadRequestError, match=re.escape(said)) as refused:
+                await client.responses.create(model="policy", input="hello", tools=[RUN, tool])
+            assert refused.value.param == param
+        assert not session.ignored
+        tools = [custom('start: "a" start | "b"')]
+        await client.responses.create(model="policy", input="hello", tools=tools, max_output_tokens=4)
+        assert session.ignored == {"tools[].format": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_engine_that_can_hold_no_reply_answers_and_the_grammar_is_counted(stream: bool) -> None:
+    async with serving_mock(length=3000, max_body_bytes=10**6) as served:
+        await served.post("/sessions", {"id": "a"})
+        for _ in range(2):
+            asked = {"model": "policy", "input": "hello", "tools": [custom(PATCH_GRAMMAR)], "stream": stream}
+            answer = await served.post("/sessions/a/v1/responses", asked)
+            assert answer.status_code == 200, answer.text
+            assert "hello" in answer.text
+        session = served.endpoint.sessions.get("a")
+    assert session.ignored == {"tools[].format": 2}
+    assert [list(reply.token_ids) for reply in session.record.replies] == [HELLO, HELLO]

@@ -19,7 +19,6 @@ from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, 
 from envsdk.engines.endpoint.reply_text import ReplyReader
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook
-from envsdk.engines.endpoint.trajectories import trajectories
 from envsdk.engines.endpoint.wire import ChatFields, read_chat
 from envsdk.engines.proxy import InferenceProxy
 from tests.envsdk.engines.endpoint_models import CHATS
@@ -27,6 +26,10 @@ from tests.envsdk.engines.endpoint_models import CHATS
 CHAT = CHATS["qwen_like_chat"]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 Messages = list[dict[str, Any]]
+
+
+def chat_prompt(answers: Answerer, session: Session, fields: ChatFields) -> Prompt:
+    return answers._chat_prompt(fields, *answers._line(session, fields))
 
 
 def answerer() -> Answerer:
@@ -96,7 +99,7 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
         start = conversations[which % len(conversations)]
         kept_messages = start[: len(start) - kept] if kept < 4 else start
         messages = [*kept_messages, *({"role": "user", "content": each} for each in said)]
-        prompt = answers.chat_prompt(session, asked(messages, TOOLS if with_tools else None))
+        prompt = chat_prompt(answers, session, asked(messages, TOOLS if with_tools else None))
 
         longest = [
             ids
@@ -122,7 +125,7 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
             session.reward(1.0)
             given_rewards += 1.0
 
-    (ended,) = trajectories(session.record, session.episode())
+    ended = session.episode()
     assert ended.total_reward == given_rewards
     assert [turn.reply for turn in ended.turns] == [reply.text for reply in session.record.replies]
     assert ended.tokens is not None
@@ -155,12 +158,12 @@ def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once
 def test_a_conversation_goes_on_with_the_tokens_that_were_sampled() -> None:
     session, answers = new_session(), answerer()
     messages: Messages = [{"role": "system", "content": "You walk."}, {"role": "user", "content": "hello"}]
-    first = answers.chat_prompt(session, asked(messages))
+    first = chat_prompt(answers, session, asked(messages))
     sampled = letter_by_letter("hello", closed=True)
     assert sampled[:-1] != CHAT.encode("hello")
     record(session, first, sampled)
     messages += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
-    second = answers.chat_prompt(session, asked(messages))
+    second = chat_prompt(answers, session, asked(messages))
     assert list(second.ids) == [*first.ids, *sampled, *CHAT.next_prompt(user="more", reply_closed=True)]
     assert second.observation == "more"
 
@@ -169,24 +172,24 @@ def test_a_changed_message_starts_another_line_from_what_is_still_shared() -> No
     session, answers = new_session(), answerer()
     messages: Messages = [{"role": "user", "content": "hello"}]
     first = record(
-        session, answers.chat_prompt(session, asked(messages)), letter_by_letter("Up", closed=True)
+        session, chat_prompt(answers, session, asked(messages)), letter_by_letter("Up", closed=True)
     )
     messages += [{"role": "assistant", "content": "Up"}, {"role": "user", "content": "more"}]
-    record(session, answers.chat_prompt(session, asked(messages)), letter_by_letter("a", closed=True))
+    record(session, chat_prompt(answers, session, asked(messages)), letter_by_letter("a", closed=True))
     messages[2] = {"role": "user", "content": "less"}
-    branched = answers.chat_prompt(session, asked(messages))
+    branched = chat_prompt(answers, session, asked(messages))
     assert branched.parent is first
     messages[0] = {"role": "user", "content": "HELLO"}
-    assert answers.chat_prompt(session, asked(messages)).parent is None
+    assert chat_prompt(answers, session, asked(messages)).parent is None
 
 
 def test_other_tools_are_another_conversation() -> None:
     session, answers = new_session(), answerer()
     messages: Messages = [{"role": "user", "content": "hello"}]
-    record(session, answers.chat_prompt(session, asked(messages)), letter_by_letter("Up", closed=True))
+    record(session, chat_prompt(answers, session, asked(messages)), letter_by_letter("Up", closed=True))
     messages += [{"role": "assistant", "content": "Up"}, {"role": "user", "content": "more"}]
-    assert answers.chat_prompt(session, asked(messages)).parent is not None
-    assert answers.chat_prompt(session, asked(messages, TOOLS)).parent is None
+    assert chat_prompt(answers, session, asked(messages)).parent is not None
+    assert chat_prompt(answers, session, asked(messages, TOOLS)).parent is None
 
 
 def test_a_tool_call_is_the_same_whatever_its_id_and_the_spaces_in_its_arguments() -> None:
@@ -235,10 +238,10 @@ def test_token_ids_that_the_model_does_not_have_are_refused(ids: list[int]) -> N
 def test_replies_at_once_are_waited_for_once_and_details_stand_beside_what_a_line_began_with() -> None:
     session = new_session()
     for began, seconds in ((10.0, 4.0), (11.0, 1.0), (13.0, 3.0), (20.0, 0.5)):
-        prompt = answerer().chat_prompt(session, asked([{"role": "user", "content": str(began)}]))
+        prompt = chat_prompt(answerer(), session, asked([{"role": "user", "content": str(began)}]))
         reply = record(session, prompt, letter_by_letter("Up", closed=True))
         reply.asked_at, reply.generate_s = began, seconds
     session.reward(1.0, details='{"task": "one"}')
-    [episode] = trajectories(session.record, session.episode())
+    episode = session.episode()
     assert episode.generate_s == 6.5
     assert json.loads(episode.turns[-1].details or "") == {"task": "one", "history": []}

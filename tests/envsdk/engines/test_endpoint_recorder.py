@@ -14,13 +14,12 @@ from envsdk.engines.endpoint.errors import ApiError
 from envsdk.engines.endpoint.recorder import SessionRecorder
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import SessionBook
-from envsdk.engines.endpoint.trajectories import trajectory
 
 
 def episodes(*names: str) -> list[Trajectory]:
     book = SessionBook("token", max_sessions=100, idle_s=1.0)
     sessions = [book.open(rules=SamplingRules(), session_id=name) for name in names]
-    return [trajectory(session.record, session.episode()) for session in sessions]
+    return [session.episode() for session in sessions]
 
 
 def names_in(folder: Path) -> list[list[str]]:
@@ -52,7 +51,7 @@ async def test_another_server_continues_to_count_and_refuses_recorded_ids(tmp_pa
             for index in expected:
                 session = book.open(rules=SamplingRules(), session_id=f"s{index}")
                 assert (session.task.index, session.group_id) == (index, index)
-                await recorder.add([trajectory(session.record, session.episode())])
+                await recorder.add([session.episode()])
                 book.end(session)
                 with pytest.raises(ApiError, match="recorded"):
                     book.open(rules=SamplingRules(), session_id=f"s{index}")

@@ -20,8 +20,7 @@ from envsdk.base.store.trajectories import read_trajectories
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import Boundary, ConfigurationError, StorageError
 from envsdk.contracts.trajectory import Outcome, Trajectory
-from envsdk.engines.endpoint import app as endpoint_app
-from envsdk.engines.endpoint import session_routes
+from envsdk.engines.endpoint import answering, session_routes
 from envsdk.engines.endpoint.recorder import SessionRecorder
 from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.server import Endpoint, EndpointConfig
@@ -429,7 +428,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 3}, "`top_logprobs` is not possible here"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 3}, "needs `logprobs: true`"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "`tool_choice`: structured_output: the engine cannot hold"),
+    (
+        {"tools": TOOLS, "tool_choice": "required"},
+        "`tool_choice` is not possible here: the engine cannot",
+    ),
     ({"tools": TOOLS, "tool_choice": "any"}, "`tool_choice` must be `auto`, `none`, `required` or"),
     (
         {"tools": TOOLS, "tool_choice": NAMED | {"function": {"name": "lok"}}},
@@ -558,7 +560,7 @@ async def test_a_message_that_comes_back_with_fields_of_the_clients_own_goes_on_
 async def test_fields_of_parts_and_calls_are_ignored_and_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger=endpoint_app.__name__)
+    caplog.set_level("INFO", logger=answering.__name__)
     part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
     function = {"name": "look", "arguments": "{}", "parsed": {"a": 1}}
     called = {"id": "1", "type": "function", "index": 1, "function": function}

@@ -98,7 +98,6 @@ def test_without_latency_a_request_costs_few_microseconds() -> None:
     ("latency", "mean_s", "deviation_s"),
     [
         ({"kind": "constant", "mean_s": 2.0}, 2.0, 0.0),
-        ({"kind": "normal", "mean_s": 2.0, "std_s": 0.3}, 2.0, 0.3),
         ({"kind": "lognormal", "mean_s": 2.0, "sigma": 0.5}, 2.0, 1.066),
         ({"kind": "per_token", "base_s": 1.0, "token_s": 0.1, "prompt_token_s": 0.04}, 2.0, 0.0),
     ],

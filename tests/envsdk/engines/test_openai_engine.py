@@ -37,7 +37,7 @@ from envsdk.testing.engines import CoreSuite, until
 from envsdk.trainers.warm_start.tiny_policy import build_tokenizer, write_tokenizer
 
 KEY = "sk-very-secret"
-WAYS = ["structured_outputs", "guided", "sglang", "response_format"]
+WAYS = ["structured_outputs", "sglang", "response_format"]
 SCHEMA = OutputStructure(json_schema='{"enum": [true, false]}')
 
 
@@ -218,7 +218,7 @@ def test_a_server_without_generate_and_structures_it_does_not_know_are_refused(s
     with pytest.raises(EngineError, match=r"404: Not Found; .*`--enable-scale-out`, else set `protocol"):
         one_reply(config_for(server, protocol="generate"))
     with pytest.raises(ConfigurationError, match="knows `structured_output: structured_outputs` alone"):
-        OpenAIEngine.create(config_for(server, protocol="generate", structured_output="guided"))
+        OpenAIEngine.create(config_for(server, protocol="generate", structured_output="sglang"))
 
 
 def test_connections_are_used_again(server: FakeServer) -> None:
@@ -552,16 +552,16 @@ def test_a_server_that_passes_over_structures_is_refused(way: str, server: FakeS
         one_reply(config_for(server, structured_output=way))
 
 
-@pytest.mark.parametrize("way", ["guided", "response_format"])
 def test_json_between_fixed_texts_is_refused_where_the_server_has_no_word_for_it(
-    way: str, structuring: FakeServer
+    structuring: FakeServer,
 ) -> None:
+    way = "response_format"
     structuring.behavior.understands = way
     tagged = OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),))
     config = config_for(structuring, structured_output=way)
     refused = one_reply(config, structure=tagged, stop_token_ids=(END_TOKEN,))
-    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
-    assert f"`{way}` knows" in refused.error
+    assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
+    assert f"`{way}`, which knows" in refused.error
 
 
 def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
@@ -571,15 +571,16 @@ def test_a_structure_that_cannot_be_told_or_kept_to_is_an_error_of_its_own_kind(
     structuring.behavior.understands = "response_format"
     config = config_for(structuring, structured_output="response_format")
     for structure, said in [
-        (OutputStructure(regex="a"), "JSON schemas alone"),
         (OutputStructure(json_schema="{"), "not JSON"),
         (OutputStructure(json_schema='{"type": "nonsense"}'), "Failed to compile"),
     ]:
         result = one_reply(config, structure=structure, **ends)
         assert result.error_kind is ErrorKind.STRUCTURED_OUTPUT
         assert said in result.error
+    unable = one_reply(config, structure=OutputStructure(regex="a"), **ends)
+    assert (unable.error_kind, "JSON schemas alone" in unable.error) == (ErrorKind.UNSUPPORTED_SAMPLING, True)
     refused = one_reply(config_for(structuring), structure=SCHEMA, **ends)
-    assert refused.error_kind is ErrorKind.STRUCTURED_OUTPUT
+    assert refused.error_kind is ErrorKind.UNSUPPORTED_SAMPLING
     assert "set `structured_output` of `sglang` or `openai`" in refused.error
 
 

@@ -22,8 +22,9 @@ from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import OpenBody, check_names, read_json, unknown_in, validate
-from envsdk.engines.endpoint.wire import ChatFields, chat_fields
+from envsdk.engines.endpoint.wire import NOT_HELD, ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopP
+from envsdk.engines.tool_calls.input_grammar import Inexpressible, input_pattern
 from envsdk.engines.tool_calls.reading import THOUGHT
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -131,6 +132,14 @@ def _read_item(given: Any, number: int) -> tuple[Item, list[str]]:
     return item, unknown_in(item, "input[].")
 
 
+class ToolFormat(OpenBody):
+    """What the input of a custom tool must be."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] = "lark"
+    definition: str = ""
+
+
 class Tool(OpenBody):
     """A function, a custom tool, a namespace of both, or a tool that OpenAI's servers run."""
 
@@ -139,8 +148,7 @@ class Tool(OpenBody):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
-    """What the input of a custom tool must be."""
+    format: ToolFormat | None = None
     tools: Annotated[list[Tool], FIRST] | None = None
 
 
@@ -205,14 +213,20 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
     ignored += [f"include[].{name}" for name in asked.include or () if name != ENCRYPTED]
     tools: list[dict[str, Any]] = []
     names: dict[str, tuple[str | None, Tool]] = {}
+    patterns: dict[str, str] = {}
     for number, (namespace, tool) in enumerate(_tools(asked.tools or (), ignored)):
         name = _called(namespace, tool.name)
         if not tool.name or name in names:
             problem = f"two tools have the name `{name}`" if tool.name else "a tool has no name"
             raise invalid(f"tools[{number}]", problem)
         names[name] = namespace, tool
-        if tool.format and tool.format.get("definition"):
-            ignored.append("tools[].format")  # described, not enforced: the policy writes a call as JSON
+        if tool.format is not None and tool.format.definition:
+            try:
+                patterns[name] = input_pattern(tool.format.syntax, tool.format.definition)
+            except Inexpressible:
+                ignored.append(NOT_HELD)
+            except ValueError as error:
+                raise invalid(f"tools[{number}].format.definition", f"`{name}`: {error}") from error
         tools.append({"type": "function", "function": {"name": name, **_function(tool)}})
     chat: dict[str, Any] = {
         "model": asked.model,
@@ -227,7 +241,7 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
         "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
     }
     return ResponsesRequest(
-        fields=chat_fields(chat, ignored, histories["chat"], is_cut_to_room=True),
+        fields=chat_fields(chat, ignored, histories["chat"], is_cut_to_room=True, patterns=patterns),
         tools=names,
         echoed={name: values.get(name, default) for name, default in _ECHOED.items()},
         seals_reasoning=ENCRYPTED in (asked.include or ()),
@@ -311,8 +325,8 @@ def _function(tool: Tool) -> dict[str, Any]:
     if tool.type == "function":
         return {"description": tool.description or "", "parameters": tool.parameters or {}}
     description = tool.description or ""
-    if tool.format and (definition := tool.format.get("definition")):
-        description += f"\n\nThe input follows this {tool.format.get('syntax')} grammar:\n{definition}"
+    if tool.format is not None and tool.format.definition:
+        description += f"\n\nThe input follows this {tool.format.syntax} grammar:\n{tool.format.definition}"
     taken = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return {"description": description.strip(), "parameters": taken}
 

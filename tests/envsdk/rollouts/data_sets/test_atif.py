@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.players import Players
 from envsdk.contracts.prompts import AgentPrompts, TagPrompts
 from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import Trajectory
@@ -24,6 +25,7 @@ from envsdk.rollouts.results.trajectories import Trajectories
 from tests.envsdk.contracts.trees import Node, planted, trees
 from tests.envsdk.rollouts.data_sets.episodes import episode
 from tests.envsdk.rollouts.results.sampled import sampled, sampled_episodes
+from tests.managers.test_players import TokenPolicy, play, setup_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"far": true}}\n</tool_call>'
 HISTORY = '{"history": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}'
@@ -117,6 +119,28 @@ def test_segments_are_subagents_and_turns_of_another_one_are_copied_context() ->
     assert [step.get("is_copied_context", False) for step in document["steps"]] == [False, True, True, False]
     assert document["steps"][3]["metrics"]["prompt_tokens"] == 4
     assert document["final_metrics"]["total_completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("window", [0, 1, 2])
+@pytest.mark.parametrize("players", [(), ["policy", "random"], {"X": "past", "O": "policy"}])
+async def test_each_line_of_a_game_says_who_played_it_in_which_role(players: Players, window: int) -> None:
+    setup = setup_of(players, window=window)
+    game = await play(setup, TokenPolicy(invalid=0.2), others={"past": TokenPolicy(version=1)}, seed=3)
+    game = replace(game, shown=setup.shown)
+    document = json.loads(json.dumps(to_document(game, agent="me", model="m"), allow_nan=False))
+    read = from_document(document)
+    assert same(read, game)
+    assert [read.result_of(role) for role in read.seats] == [game.result_of(role) for role in game.seats]
+    for one, other in zip(read.segments(), game.segments(), strict=True):
+        assert read.to_messages(one) == game.to_messages(other)
+    lines = [document, *document["subagent_trajectories"]]
+    assert len(lines) == len(game.segments())
+    for line in lines:
+        role = line["agent"]["extra"]["role"]
+        player = game.seats[role].player
+        assert line["agent"]["name"] == ("me" if player == "policy" else player)
+        assert ("model_name" in line["agent"]) == (player == "policy")
+        assert line["steps"][0]["message"] == f"You are {role}."
 
 
 @pytest.mark.datasets
