@@ -332,7 +332,7 @@ test-clients: $(INSTALLED) $(CLIENTS_INSTALLED) $(INSPECT_INSTALLED) $(PROGRAMS_
 	$(BIN)/python -m pytest -m clients tests/envs/swe/test_swe_harness_programs.py
 
 CLIENTS := anthropic langchain langchain-openai litellm 'lm-eval[api]' mini-swe-agent openai openai-agents smolagents
-PROGRAMS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.169.0 opencode-ai@1.18.33
+PROGRAMS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33
 
 # litellm and openai-agents need openai 2, inspect_ai needs openai 3. torch comes first, alone: see above.
 $(CLIENTS_INSTALLED): pyproject.toml constraints-clients.txt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -104,19 +105,17 @@ def _coming(name: str) -> str:
 
 
 def _packages(config: RunConfig) -> Iterator[Problem]:
-    for tag, env in config.custom_envs.items():
-        try:
+    """What the environments of the tags that are played need."""
+    played = {tag for manager in config.env_managers.values() for tag in manager.tags}
+    for tag in sorted(played & config.custom_envs.keys()):
+        env = config.custom_envs[tag]
+        with suppress(ConfigurationError):  # `_tags` says so.
             spec = plugins.environment_spec(env.env_type)
-            commands = registry.missing(spec)
-            if not commands and (problem := registry.lacks(spec, env.env_config)):
+            if commands := registry.missing(spec):
+                needs = f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`"
+                yield Problem(("custom_envs", tag, "env_type"), needs)
+            elif problem := registry.lacks(spec, env.env_config):
                 yield Problem(("custom_envs", tag, "env_config"), problem)
-        except ConfigurationError:
-            continue  # `_tags` says so.
-        if commands:
-            yield Problem(
-                ("custom_envs", tag, "env_type"),
-                f"what `{env.env_type}` needs is not installed: `{'`, `'.join(commands)}`",
-            )
 
 
 def _attention(config: RunConfig) -> Iterator[Problem]:

@@ -87,6 +87,20 @@ def test_messages_teach_what_the_collection_teaches_and_an_earlier_policy_goes_o
     assert ChatTokenizer.load(tmp_path / "one").vocab_size == ChatTokenizer.load(cloned).vocab_size
 
 
+def test_without_an_epoch_a_new_policy_knows_the_words_and_learned_nothing(
+    demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--data", str(demos), *(f"{name}={value}" for name, value in TINY.items())]
+    for name, epochs in (("new", 0), ("taught", 1)):
+        assert main([*arguments, "--out", str(tmp_path / name), "--epochs", str(epochs)]) == 0
+    new, taught = (json.loads((tmp_path / name / RECORD).read_text()) for name in ("new", "taught"))
+    assert (new["learned"], new["train_loss"]) == (0, [])
+    assert new["held_out_loss"] == taught["held_out_loss"][:1]
+    chats = [ChatTokenizer.load(tmp_path / name) for name in ("new", "taught")]
+    assert chats[0].encode("<answer>Down</answer>") == chats[1].encode("<answer>Down</answer>")
+    assert "0 conversations learned" in capsys.readouterr().out
+
+
 def test_a_file_gives_the_keys_and_options_go_over_it(tmp_path: Path) -> None:
     file = tmp_path / "sft.yaml"
     file.write_text("data: [demos]\nout: cloned\nepochs: 5\nseed: 7\n")
@@ -119,7 +133,7 @@ def test_one_that_is_interrupted_leaves_no_folder(demos: Path, tmp_path: Path) -
         (["--data", "DEMOS", "--out", "DEMOS"], "is there already"),
         (["--data", "nowhere", "--out", "x"], "there is no nowhere"),
         (["--data", "DEMOS", "--out", "x", "--model", "nowhere"], "there is no folder nowhere"),
-        (["--data", "DEMOS", "--out", "x", "--epochs", "0"], "epochs"),
+        (["--data", "DEMOS", "--out", "x", "--epochs", "-1"], "epochs"),
         (["--data", "DEMOS", "--out", "x", "epoch=3"], "did you mean `epochs`"),
         (["--data", "DEMOS", "--out", "x", "--held-out", "0.99999"], "--held-out: a share of"),
         (["--data", "DEMOS", "--out", "x", "--sequence-length", "8"], "too few for the first reply"),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import yaml
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
@@ -61,8 +61,8 @@ class SFTConfig(Options):
     """Where the policy goes."""
     model: Annotated[str, Option(metavar="FOLDER")] = EMBEDDED_DEFAULT
     """A Hugging Face folder, checkpoint, run or name; embedded_default, a new tiny policy, if absent."""
-    epochs: PositiveInt = 1
-    """Passes over the data; 1 when absent."""
+    epochs: NonNegativeInt = 1
+    """Passes over the data; 1 when absent. 0 makes a new policy that knows the words and learned nothing."""
     batch_size: PositiveInt = 16
     """Conversations per step; 16 when absent."""
     learning_rate: PositiveFloat | None = None
@@ -246,7 +246,7 @@ def _learn(
         base,
         sequence_length=sequence_length,
         seed=config.seed,
-        num_steps=num_steps,
+        num_steps=max(num_steps, 1),
         learning_rate=config.learning_rate or usual_rate,
         max_tokens_per_microbatch=config.max_tokens_per_microbatch,
         strategy_config={
@@ -281,7 +281,7 @@ def _learn(
     trainer.save_pretrained(folder)
     return SFTResult(
         folder=config.out,
-        num_learned=len(demos),
+        num_learned=len(demos) if config.epochs else 0,
         num_held_out=len(held_out_demos),
         num_cut=num_cut + num_held_out_cut,
         train_loss=train_loss,

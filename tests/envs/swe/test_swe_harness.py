@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -251,6 +252,15 @@ def test_what_is_not_installed_is_said_before_a_run_with_the_command_that_instal
     words = " ".join(said.split())
     assert "run `python -m envsdk.envs.swe.harness mini-swe-agent`, or name its `folder`" in words
     assert "custom_envs.SWE.env_manager_cls HarnessEnvManager the environment's own" in words
+
+
+def test_a_harness_may_be_missing_in_a_tag_that_the_run_does_not_play(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "envsdk.train", "agentic_swe_harness_programs.yaml", "--explain"]
+    said = subprocess.run(
+        [*command, "train_env_manager.tags=[Codex]"],
+        capture_output=True, text=True, check=True, env={**os.environ, "ENVSDK_CACHE": str(tmp_path)},
+    ).stdout  # fmt: skip
+    assert re.findall(r"harness ([\w-]+) is not installed", " ".join(said.split())) == ["codex"]
 
 
 def test_a_harness_of_ones_own_is_installed_by_the_command_that_the_run_names(tmp_path: Path) -> None:

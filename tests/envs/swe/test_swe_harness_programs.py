@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 # Of the user's cache: that of these tests is another folder.
 PLACES = {name: read_harness(name).place for name in ("mini-swe-agent", "claude-code", "codex", "opencode")}
 GOLD = gold_command(TASK.gold_patch)
-EDIT = "sed -i 's/start < m/start <= m/' spanset/spans.py"
 
 
 def installed(name: str, **keys: Any) -> dict[str, Any]:
@@ -109,33 +108,25 @@ def test_the_example_trains_through_mini_swe_agent(tmp_path: Path) -> None:
 @pytest.mark.system
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("name", "tool", "arguments"),
-    [
-        ("claude-code", "Bash", {"command": EDIT}),
-        ("codex", "exec_command", {"cmd": EDIT}),
-        ("opencode", "bash", {"command": EDIT, "description": "repair"}),
-    ],
+    ("name", "tag"), [("claude-code", "Claude"), ("codex", "Codex"), ("opencode", "OpenCode")]
 )
-def test_a_policy_learns_through_a_program_which_edit_is_right(
-    name: str, tool: str, arguments: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_a_policy_learns_through_a_program_which_edit_is_right(name: str, tag: str, tmp_path: Path) -> None:
     (seen,) = asyncio.run(play(tmp_path, installed(name), ["Done."]))
-    edit = json.dumps({"name": tool, "arguments": arguments})
-    choices = [f"<tool_call>\n{edit}\n</tool_call>", "Done."]
     texts = [turn.observation + (turn.details or "") for turn in seen.turns]
-    write_tiny_policy(tmp_path / "tiny", [*texts, *choices], sequence_length=65_536)
-    settings = yaml.safe_load((examples_folder() / "agentic_swe_harness_claude.yaml").read_text())
-    tag = settings["custom_envs"]["SWE"]
-    tag["structured_output"]["choices"] = choices
-    own = tag["env_config"]["harness"] if name == "claude-code" else {}
-    tag["env_config"]["harness"] = {**own, **installed(name)}
-    (tmp_path / "run.yaml").write_text(json.dumps({**settings, "pretrain": "tiny", "max_steps": 2}))
+    settings = yaml.safe_load((examples_folder() / "agentic_swe_harness_programs.yaml").read_text())
+    env = settings["custom_envs"][tag]
+    given = env["env_config"]["harness"]
+    env["env_config"]["harness"] = {**(given if isinstance(given, dict) else {}), **installed(name)}
+    edit, *_, end = env["structured_output"]["choices"]
+    env["structured_output"]["choices"] = [edit, end]
+    write_tiny_policy(tmp_path / "tiny", [*texts, edit, end], sequence_length=65_536)
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
     done = subprocess.run(
-        [sys.executable, "-m", "envsdk.train", "run.yaml"],
+        [sys.executable, "-m", "envsdk.train", "run.yaml", "max_steps=2", f"train_env_manager.tags=[{tag}]"],
         cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(read_metrics(tmp_path / "runs" / "agentic_swe_harness_claude" / "metrics.jsonl"))
+    rows = list(read_metrics(tmp_path / "runs" / f"agentic_swe_harness_{tag}" / "metrics.jsonl"))
     norms = [row["actor/grad_norm"] for row in rows if "actor/grad_norm" in row]
     gaps = [row["actor/logprob_gap_max"] for row in rows if "actor/logprob_gap_max" in row]
     assert len(norms) == 2
