@@ -1,4 +1,4 @@
-"""Building a search index in the memory that a range of its terms takes: 16 bytes for each posting.
+"""Building a search index in memory that does not grow with the number of documents.
 
     add(tokens) per document -> sorted runs on disk -> merge, a range of terms at a time -> postings
 
@@ -56,15 +56,27 @@ class _Run:
         terms = np.memmap(self.file("terms"), np.uint64, mode="r").view(np.ndarray)
         return np.append(np.searchsorted(terms, bounds), len(terms))
 
-    def next_part(self, stop: int) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-        """The postings of its terms up to number `stop` that are not merged, each with its term's hash."""
-        start, self.num_terms = self.num_terms, stop
-        terms = np.fromfile(self.file("terms"), np.uint64, stop - start, offset=8 * start)
-        lengths = np.fromfile(self.file("lengths"), np.uint32, stop - start, offset=4 * start)
-        hashes, first = np.repeat(terms, lengths), self.num_postings
-        self.num_postings += len(hashes)
-        offset = _POSTING.itemsize * first
-        return hashes, np.fromfile(self.file("postings"), _POSTING, len(hashes), offset=offset)
+    def next_terms(self, count: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Terms and how many postings each has."""
+        start, self.num_terms = self.num_terms, self.num_terms + count
+        terms = np.fromfile(self.file("terms"), np.uint64, count, offset=8 * start)
+        lengths = np.fromfile(self.file("lengths"), np.uint32, count, offset=4 * start)
+        return terms, lengths.astype(np.int64)
+
+    def next_postings(self, count: int) -> NDArray[np.void]:
+        start, self.num_postings = self.num_postings, self.num_postings + count
+        return np.fromfile(self.file("postings"), _POSTING, count, offset=_POSTING.itemsize * start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Postings in the order of the index: complete terms, or a part of one."""
+
+    frequencies: NDArray[np.int64]
+    """`[num_terms]`: documents that hold the term, in the catalogue."""
+    lengths: NDArray[np.int64]
+    """`[num_terms]`: postings of it in this part."""
+    postings: NDArray[np.void]
 
 
 class IndexBuilder:
@@ -135,12 +147,13 @@ class IndexBuilder:
             ColumnWriter(out / SCORES, np.float32, min_length=1) as scores,
         ):
             starts.append(np.zeros(1, np.int64))
-            for hashes, frequencies, postings in _merged(runs, 1 + total // _MERGED_POSTINGS):
+            for hashes, frequencies, directory in _merge_terms(runs, 1 + total // _MERGED_POSTINGS):
                 terms.append(hashes)
                 starts.append(done + np.cumsum(frequencies))
-                documents.append(postings["document"])
-                scores.append(scorer.scores(frequencies, postings))
-                done += len(postings)
+                done += int(frequencies.sum())
+                for merged in _merge_postings(runs, frequencies, directory):
+                    documents.append(merged.postings["document"])
+                    scores.append(scorer.scores(merged))
                 tell(done / max(total, 1))
 
     def _lengths_file(self) -> Path:
@@ -163,28 +176,78 @@ class _Scorer:
         self._norms = one / (np.float32(K1) * ((one - np.float32(B)) + np.float32(B) * rounded / average))
         self._lengths = np.memmap(lengths, np.uint32, mode="r").view(np.ndarray) if total else None
 
-    def scores(self, frequencies: NDArray[np.int64], postings: NDArray[np.void]) -> NDArray[np.float32]:
-        """Scores of the postings of some terms; `frequencies` are the numbers of documents that hold each."""
+    def scores(self, merged: _Merged) -> NDArray[np.float32]:
+        """`[num_postings]`."""
         assert self._lengths is not None
+        frequencies = merged.frequencies
         idf = np.log(1 + (self._num_documents - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
-        weight = np.repeat(idf, frequencies)
-        tf = postings["count"].astype(np.float32)
-        norms = self._norms[self._lengths[postings["document"]]]
+        weight = np.repeat(idf, merged.lengths)
+        tf = merged.postings["count"].astype(np.float32)
+        norms = self._norms[self._lengths[merged.postings["document"]]]
         scores: NDArray[np.float32] = weight - weight / (np.float32(1) + tf * norms)
         return scores
 
 
-def _merged(
+_Directory = list[tuple[NDArray[np.intp], NDArray[np.int64]]]
+"""Per run: which of the merged terms it has, and how many postings of each."""
+
+
+def _merge_terms(
     runs: Sequence[_Run], num_ranges: int
-) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.void]]]:
-    """The terms of all runs in order, the number of postings of each, and these; in `num_ranges` parts."""
+) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64], _Directory]]:
+    """The terms of all runs in order, in `num_ranges` parts; with in how many documents each is."""
     # Hashes are spread evenly, so that ranges of the same width hold about as many.
     bounds = np.array([(number << 64) // num_ranges for number in range(1, num_ranges)], np.uint64)
     edges = [run.edges(bounds) for run in runs]
-    for number in range(num_ranges if runs else 0):
-        parts = [run.next_part(int(stops[number])) for run, stops in zip(runs, edges, strict=True)]
-        hashes, postings = map(np.concatenate, zip(*parts, strict=True))
-        # The sort is stable and runs are in the order of documents, so each term's documents are, too.
-        order = np.argsort(hashes, kind="stable")
-        terms, frequencies = np.unique(hashes[order], return_counts=True)
-        yield terms, frequencies, postings[order]
+    for number in range(num_ranges):
+        parts = []
+        for run, stops in zip(runs, edges, strict=True):
+            parts.append(run.next_terms(int(stops[number]) - run.num_terms))
+        terms = np.unique(np.concatenate([part[0] for part in parts])) if parts else np.empty(0, np.uint64)
+        frequencies = np.zeros(len(terms), np.int64)
+        directory = []
+        for hashes, lengths in parts:
+            where = np.searchsorted(terms, hashes)
+            frequencies[where] += lengths
+            directory.append((where, lengths))
+        yield terms, frequencies, directory
+
+
+def _merge_postings(
+    runs: Sequence[_Run], frequencies: NDArray[np.int64], directory: _Directory
+) -> Iterator[_Merged]:
+    """The postings of some terms, in order."""
+    for first, last in _groups(frequencies.tolist()):
+        group = frequencies[first:last]
+        parts = []
+        for run, (where, lengths) in zip(runs, directory, strict=True):
+            start, stop = np.searchsorted(where, (first, last)).tolist()
+            own = lengths[start:stop]
+            parts.append((where[start:stop] - first, own, run.next_postings))
+        if last - first == 1:
+            # One term: its postings are those of the runs, one behind the other.
+            for _, lengths, read in parts:
+                if len(lengths):
+                    yield _Merged(group, lengths, read(int(lengths[0])))
+            continue
+        cursors = np.cumsum(group) - group
+        postings = np.empty(int(group.sum()), _POSTING)
+        for where, lengths, read in parts:
+            firsts = np.cumsum(lengths) - lengths
+            positions = np.repeat(cursors[where] - firsts, lengths)
+            positions += np.arange(len(positions))
+            postings[positions] = read(len(positions))
+            cursors[where] += lengths
+        yield _Merged(group, group, postings)
+
+
+def _groups(frequencies: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighboring terms that have at most `_MERGED_POSTINGS` postings together, or one that has more."""
+    first, held = 0, 0
+    for number, frequency in enumerate(frequencies):
+        if held and held + frequency > _MERGED_POSTINGS:
+            yield first, number
+            first, held = number, 0
+        held += frequency
+    if held:
+        yield first, len(frequencies)
