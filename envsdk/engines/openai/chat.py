@@ -8,11 +8,12 @@ token. The `openai` engine does that, with servers that return token ids.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from pydantic import BaseModel, Field, ValidationError
 
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import ContextFull, Policy, PolicyFailed, Reply, TurnContext
@@ -73,20 +74,42 @@ class ChatEndpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
+class Message(BaseModel):
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    message: Message
+    finish_reason: str | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class Completion(BaseModel):
+    """A server's answer, as far as it is read."""
+
+    choices: list[Choice] = Field(min_length=1)
+    usage: Usage | None = None
+
+
 def read_completion(text: str) -> tuple[str, FinishReason, int]:
     """`(reply, finish reason, tokens used)` of a server's answer; ReplyRefused when it holds no reply."""
     try:
-        completion = json.loads(text)
-        choice = completion["choices"][0]
-        content, reason = choice["message"].get("content"), str(choice.get("finish_reason") or "stop")
-        num_tokens = int((completion.get("usage") or {}).get("total_tokens") or 0)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        completion = Completion.model_validate_json(text)
+    except ValidationError as error:
         raise ReplyRefused(f"the server sent no chat completion but {text[:200]!r}") from error
+    choice = completion.choices[0]
+    reason = choice.finish_reason or "stop"
     if reason not in _FINISH_REASONS:
         raise ReplyRefused(f"the server ended the reply with finish_reason `{reason}`")
-    if not isinstance(content, str):
+    if choice.message.content is None:
         raise ReplyRefused("the server's message has no content")
-    return content, FinishReason(reason), num_tokens
+    num_tokens = completion.usage.total_tokens if completion.usage else 0
+    return choice.message.content, FinishReason(reason), num_tokens
 
 
 class ChatClient:
