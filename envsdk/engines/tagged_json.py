@@ -71,7 +71,7 @@ def _closed(schema: Any) -> Any:
 
 
 def lark_grammar(structure: OutputStructure) -> str:
-    """Of `tagged`, for llguidance, also by way of vLLM's `guidance`."""
+    """`tagged` for llguidance, also by way of vLLM's `guidance`."""
     opening = structure.opening
     parts = " | ".join(f"part{number}" for number in range(len(structure.tagged)))
     rules = [f"start: {parts}"]
@@ -93,7 +93,7 @@ def lark_grammar(structure: OutputStructure) -> str:
 
 
 def structural_tag(structure: OutputStructure) -> dict[str, Any]:
-    """Of `tagged`, for XGrammar, by way of a server of vLLM's or SGLang's."""
+    """`tagged` for XGrammar, by way of a server of vLLM's or SGLang's."""
     tags = [
         {
             "type": "tag",
