@@ -97,7 +97,7 @@ class OutputStructure:
     tagged: tuple[TaggedJson, ...] = ()
     """The text is one of these. An engine that knows other kinds alone answers with an error."""
     opening: str = ""
-    """Of `tagged`, each of which begins with it: the text is any up to it, then one or more of these."""
+    """What each of `tagged` begins with: the text is free up to it, then one or more of these."""
 
     def __post_init__(self) -> None:
         given = (self.regex is not None, self.json_schema is not None, bool(self.choices), bool(self.tagged))

@@ -71,17 +71,17 @@ def _closed(schema: Any) -> Any:
 
 
 def lark_grammar(structure: OutputStructure) -> str:
-    """Of `tagged`, for llguidance, also by way of vLLM's `guidance`."""
+    """`tagged` for llguidance, also by way of vLLM's `guidance`."""
     opening = structure.opening
-    rules = ["part: " + " | ".join(f"part{number}" for number in range(len(structure.tagged)))]
+    parts = " | ".join(f"part{number}" for number in range(len(structure.tagged)))
+    rules = [f"start: {parts}"]
     if opening:
-        rules += [
+        rules = [
             f'start: TEXT | begun part ("\\n" {json.dumps(opening)} part)*',
+            f"part: {parts}",
             f"begun[lazy]: TEXT {json.dumps(opening)}",
             r"TEXT: /(.|\n)*/",
         ]
-    else:
-        rules += ["start: part"]
     for number, each in enumerate(structure.tagged):
         # JSON's escapes are those of the grammar's strings.
         begin = json.dumps(each.begin.removeprefix(opening))
@@ -93,7 +93,7 @@ def lark_grammar(structure: OutputStructure) -> str:
 
 
 def structural_tag(structure: OutputStructure) -> dict[str, Any]:
-    """Of `tagged`, for XGrammar, by way of a server of vLLM's or SGLang's."""
+    """`tagged` for XGrammar, by way of a server of vLLM's or SGLang's."""
     tags = [
         {
             "type": "tag",

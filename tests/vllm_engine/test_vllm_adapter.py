@@ -450,6 +450,16 @@ SPACES = '"x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "
             OutputStructure(tagged=(TaggedJson(begin="<a>", json_schema="true", end="</a>"),)),
             {"grammar": f'start: part0\npart0: "<a>" json0 "</a>"\njson0: %json {{{SPACES}}}\n'},
         ),
+        (
+            OutputStructure(
+                tagged=(TaggedJson(begin="<a>!", json_schema="true", end="</a>"),), opening="<a>"
+            ),
+            {
+                "grammar": 'start: TEXT | begun part ("\\n" "<a>" part)*\npart: part0\n'
+                'begun[lazy]: TEXT "<a>"\nTEXT: /(.|\\n)*/\n'
+                f'part0: "!" json0 "</a>"\njson0: %json {{{SPACES}}}\n'
+            },
+        ),
         (None, None),
     ],
 )

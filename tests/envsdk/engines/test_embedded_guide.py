@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from envsdk.engines.embedded.guide import Guides
 from envsdk.engines.engine import ErrorKind
 from envsdk.engines.sampling import OutputStructure, TaggedJson
+from envsdk.engines.tagged_json import structural_tag
 from envsdk.engines.tool_calls.formats import HERMES, OPENING, call_of, read_reply
 from envsdk.engines.tool_calls.input_grammar import input_pattern
 from envsdk.engines.tool_calls.reading import AttemptStatus
@@ -287,6 +288,12 @@ def test_text_is_free_until_a_call_begins_and_then_the_call_keeps_to_its_grammar
     for call in read.calls:
         if call.name == "edit":
             assert re.fullmatch(PATCHES, json.loads(call.arguments)["input"])
+
+
+def test_servers_with_xgrammar_are_told_of_text_and_calls_as_triggered_tags() -> None:
+    form = structural_tag(CALLS)["format"]
+    assert (form["type"], form["triggers"]) == ("triggered_tags", [OPENING])
+    assert [tag["begin"].startswith(OPENING) for tag in form["tags"]] == [True, True]
 
 
 def test_a_patch_as_json_writes_it_can_be_called(printable: Guides) -> None:

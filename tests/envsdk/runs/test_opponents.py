@@ -135,7 +135,14 @@ def test_a_folder_that_is_none_is_named_by_its_key(monkeypatch: pytest.MonkeyPat
         (["custom_envs.SelfPlay.players=[]"], "1 problem\n.*none of them is policy"),
         (["custom_envs.SelfPlay.players=[policy,random,random]"], "has 2 roles"),
         (["custom_envs.SelfPlay.players={X: policy}"], "for each of the roles X, O"),
-        (["custom_envs.SelfPlay.players=[policy]", "custom_envs.SelfPlay.context=step"], "context: append"),
+        (
+            [
+                "custom_envs.SelfPlay.players=[policy]",
+                "custom_envs.SelfPlay.context=compact",
+                "custom_envs.SelfPlay.compact_at=90",
+            ],
+            "context: compact takes no players",
+        ),
         (["opponents.past.refresh_steps=4"], "no tag has it"),
         (["opponents.random.refresh_steps=4"], "no name for an opponent"),
         ([*PAST, "opponents.past.refresh_steps=3"], "take a multiple of save_steps, 2"),
