@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,7 @@ from envsdk.algorithms.estimators import (
     gae,
     group_advantages,
     hgpo_advantages,
+    members_of,
     reinforce_advantages,
     rloo_advantages,
     whiten,
@@ -142,16 +143,22 @@ def gigpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: GiGPOArg
 
 
 def turn_credit(
-    samples: Sequence[AdvantageSample], args: AlgorithmArgs, estimator: str, **history: Any
+    samples: Sequence[AdvantageSample],
+    args: AlgorithmArgs,
+    estimator: str,
+    *,
+    history_length: int = 0,
+    alpha: float = 1.0,
 ) -> list[Floats]:
-    """`hgpo_advantages` of the samples' turns; without `history` among equal states alone."""
+    """`hgpo_advantages` of the samples' turns."""
     return hgpo_advantages(
         [discounted_returns(steps_of(sample, "turn").rewards_S, args.gamma) for sample in samples],
         state_hashes_of(samples, estimator),
         [sample.group_id for sample in samples],
         valid=[sample.valid for sample in samples],
         normalize_std=args.grpo_normalize_std,
-        **history,
+        history_length=history_length,
+        alpha=alpha,
     )
 
 
@@ -248,8 +255,7 @@ def whitened(
     masks = [sample.response_mask * np.int8(sample.valid and sample.learns) for sample in samples]
     found = list(results)
     tags = [sample.tag if over_tags else "" for sample in samples]
-    for tag in dict.fromkeys(tags):
-        members = [index for index, label in enumerate(tags) if label == tag]
+    for members in members_of(tags, np.ones(len(tags), bool)):
         whitened = whiten([results[i].advantages for i in members], [masks[i] for i in members])
         for index, advantages_T in zip(members, whitened, strict=True):
             found[index] = replace(results[index], advantages=advantages_T)

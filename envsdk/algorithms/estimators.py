@@ -107,6 +107,8 @@ def hgpo_advantages(
 ) -> list[Floats]:
     """HGPO: the return from each turn among those with the same state and k states before it, `[K_i]` each.
 
+    Without history it is GiGPO's step level, arXiv:2505.10978. A state that is met twice counts twice.
+
         A_k = (G - mean) / (std + 1e-6)        A = sum_k w_k A_k / sum_k w_k        w_k = (k + 1)^alpha
 
     Over k from 0 to `history_length`; a turn has no A_k where fewer than k turns were before it, and both

@@ -63,10 +63,11 @@ def hgpo(samples: Sequence[AdvantageSample], args: AlgorithmArgs, own: HGPOArgs)
 
     Source: arXiv:2602.22817.
     """
-    history = {"history_length": own.history_length, "alpha": own.length_weight_alpha}
+    history_length, alpha = own.history_length, own.length_weight_alpha
+    per_turn = turn_credit(samples, args, "hgpo", history_length=history_length, alpha=alpha)
     return [
         TokenAdvantages(advantages=steps_of(sample, "turn").spread(values))
-        for sample, values in zip(samples, turn_credit(samples, args, "hgpo", **history), strict=True)
+        for sample, values in zip(samples, per_turn, strict=True)
     ]
 
 

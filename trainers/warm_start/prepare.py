@@ -281,15 +281,9 @@ def _collect(config: RunConfig, console: Console) -> list[Trajectory]:
     with EpisodeProgress(title, total=total, console=console) as progress:
         _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
     trajectories = [played[position] for position in sorted(played)]
-    usable = [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
-    if not usable:
-        raise ConfigurationError(
-            f"warm_start: not one of {len(trajectories)} demonstrations has an outcome; "
-            f"the first failed with {trajectories[0].failure}"
-        )
     for line in _left_out(trajectories):
         console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
-    return usable
+    return [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
 
 
 def _left_out(trajectories: Sequence[Trajectory]) -> Iterator[str]:
