@@ -293,7 +293,9 @@ async def test_a_disk_that_overlayfs_refuses_is_told_where_else(
         "envsdk.rewards.sandbox.bubblewrap.state.OverlayState._overlay",
         lambda self, part, lower, top: f"overlay /mnt/{part} refused none 0 0",
     )
-    with pytest.raises(SandboxUnavailable, match=r"unknown filesystem type.*overlayfs is refused there: set `state_dir` to"):
+    with pytest.raises(
+        SandboxUnavailable, match=r"unknown filesystem type.*overlayfs is refused there: set `state_dir` to"
+    ):
         await BubblewrapBackend({"state_dir": tmp_path}).probe()
     assert os.listdir(tmp_path) == []
 
