@@ -33,7 +33,10 @@ ETC = {
     "shadow": "root:*:20000:0:99999:7:::\nnobody:*:20000:0:99999:7:::\n",
 }
 """Files of a base made of this machine; the rest is as in every sandbox."""
-MACHINE_ETC = ("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services")
+MACHINE_ETC = (
+    *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services"),
+    *("adduser.conf", "pam.d", "skel"),
+)
 MAX_LOWER_BYTES = 3500
 """Paths of an overlay's layers: the kernel takes a page of options, which the upper ones share."""
 _FOLDERS = (*("dev", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr"), "var/log", "var/lib")
@@ -58,7 +61,7 @@ def choose_base(
         places = tuple(sorted(f for f in folders if not folders & set(map(str, PurePosixPath(f).parents))))
         # Another one after programs were installed.
         stamps = [os.stat(folder).st_mtime_ns for place in places for folder in (place, *_inner(place))]
-        name = digest("machine", system, places, owner, stamps)
+        name = digest("machine", MACHINE_ETC, system, places, owner, stamps)
         return name, places, partial(_make_machine_base, system=system, places=places, owner=owner)
     folder = Path(source).absolute()
     if not (folder / "usr").is_dir():

@@ -243,6 +243,13 @@ async def test_a_folder_with_a_root_file_system_is_a_base(
     await backend.aclose()
 
 
+@pytest.mark.skipif(shutil.which("adduser") is None, reason="Debian's adduser is not here")
+async def test_debians_adduser_makes_a_user_with_a_home(backend: BubblewrapBackend, context: Path) -> None:
+    dockerfile = "FROM box\nRUN adduser --disabled-password --gecos '' bob\nUSER bob\n"
+    image = await built(backend, context, dockerfile)
+    assert (await printed(backend, image, "id -un; echo $HOME; ls -A ~")).split()[:2] == ["bob", "/home/bob"]
+
+
 async def test_files_are_copied_of_an_image_in_which_nothing_can_run(context: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     (tools / "share/inner").mkdir(parents=True)
