@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -126,7 +126,7 @@ class TransformersArgs(StrictSettings):
     `eager`, or a kernel of the hub such as `kernels-community/flash-attn3`. `auto` is `sdpa`, for which
     PyTorch takes the fastest of its kernels that fits device, precision and head width, and `eager` for
     models that lack it."""
-    share_prefixes: bool | Literal["auto"] = "auto"
+    share_prefixes: Literal[True, False, "auto"] = "auto"
     """Compute what several rows of a micro-batch begin with (the prompt of a group, the common turns of
     segments) once, where that saves time. `auto`: where model and attention give the same result; true
     refuses all others; false computes each row alone."""
@@ -134,13 +134,6 @@ class TransformersArgs(StrictSettings):
     """Train an adapter alone: `rank`, and if need be `alpha` (twice the rank when absent) and
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
-
-    @field_validator("share_prefixes", mode="before")
-    @classmethod
-    def _true_false_or_auto(cls, value: Any) -> Any:
-        if isinstance(value, bool) or value == "auto":
-            return value
-        raise ValueError("must be true, false or auto")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -148,11 +148,7 @@ def _num_embeddings(folder: Path, config: Mapping[str, Any]) -> int | None:
         for name, entry in tensors.items():
             if _EMBEDDINGS.search(name) and len(entry["shape"]) == 2:
                 return int(entry["shape"][0])
-    text_config = config.get("text_config")
-    for section in (config, text_config if isinstance(text_config, dict) else {}):
-        if isinstance(section.get("vocab_size"), int):
-            return int(section["vocab_size"])
-    return None
+    return text_config(folder).get("vocab_size") or config.get("vocab_size")
 
 
 def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

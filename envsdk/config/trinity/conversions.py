@@ -68,7 +68,7 @@ def warmup(value: Any, place: Place) -> Ours:
         place.beside("lr_warmup_steps_ratio", default=0),
     )
     if not isinstance(steps, int) or steps < 0:
-        steps = math.ceil((tasks.num_steps(place) or 1) * ratio) if isinstance(ratio, int | float) else 0
+        steps = math.ceil((tasks.num_steps(place) or 1) * (ratio or 0))
     return {"actor_train.training_args.warmup_steps": steps}
 
 
@@ -143,7 +143,7 @@ def colocate(value: Any, place: Place) -> Ours:
 def devices(value: Any, place: Place) -> Ours:
     """Engines come first, the trainer has the others, as in Trinity."""
     nodes, each = (place.get("cluster", key, default=1) for key in ("node_num", "gpu_per_node"))
-    if is_tiny(place) or not isinstance(nodes, int) or not isinstance(each, int) or not nodes * each:
+    if is_tiny(place) or not nodes * each:
         return {}
     mode = place.get("mode", default="both")
     if mode == "colocate":
@@ -168,11 +168,8 @@ def devices(value: Any, place: Place) -> Ours:
 
 def _num_engine_devices(place: Place) -> int:
     model = place.mapping("explorer", "rollout_model")
-    sizes = [
-        model.get(key, 1)
-        for key in ("engine_num", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    ]
-    return math.prod(size for size in sizes if isinstance(size, int))
+    sizes = ("engine_num", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(model.get(size) or 1 for size in sizes)
 
 
 def ahead(value: Any, place: Place) -> Ours:
@@ -181,10 +178,8 @@ def ahead(value: Any, place: Place) -> Ours:
         "synchronizer", "sync_interval", default=1
     )
     offset = place.get("synchronizer", "sync_offset", default=0)
-    if not isinstance(interval, int) or not isinstance(offset, int):
-        return {}
     if is_alone(None, place):
-        return {"async_generation_ratio": 0 if interval == 1 and offset == 0 else 1}
+        return {"async_generation_ratio": 0 if tasks.is_synchronous(place) else 1}
     versions = 1 + math.ceil(offset / interval)
     return {"async_generation_ratio": versions, "synchronizer.sync_interval": interval}
 
@@ -280,7 +275,7 @@ def replay(value: Any, place: Place) -> Ours:
 
 
 def retries(value: Any, place: Place) -> Ours:
-    return {"train_env_manager.max_group_attempts": value + 1 if isinstance(value, int) else value}
+    return {} if value is None else {"train_env_manager.max_group_attempts": value + 1}
 
 
 def spare_groups(value: Any, place: Place) -> Ours:

@@ -308,9 +308,7 @@ def _unless_done(
 
 def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Decoder[Any]:
     """The decoder for the model in `folder`, with its weights."""
-    if problem := settings.start_problem(
-        folder, sequence_length=config.sequence_length, max_running=config.max_running
-    ):
+    if problem := settings.start_problem(folder, config.sequence_length, config.max_running):
         raise ConfigurationError(str(problem))
     try:
         model_config = hf_config(folder)
