@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,18 +143,13 @@ def _card(config: RunConfig) -> Iterator[Problem]:
 
 def _devices(config: RunConfig) -> Iterator[Problem]:
     """Devices by name, checked before a process that would use them is started."""
+    is_here = config.ray.address is None and find_spec("torch") is not None
     for section in plugins.settings_sections(config):
-        kind, _, number = str(section.values.get("device", "cpu")).partition(":")
-        if (
-            kind != "cuda"
-            or not (number or "0").isdecimal()
-            or config.ray.address is not None
-            or find_spec("torch") is None
-        ):
+        device = str(section.values.get("device", "cpu"))
+        if not is_here or not re.fullmatch(r"cuda(:[0-9]+)?", device):
             continue
         import torch
 
-        if int(number or 0) >= (there := torch.cuda.device_count()):
+        if int(device.partition(":")[2] or 0) >= (there := torch.cuda.device_count()):
             path = section.also.get("device", (*section.path, "device"))
-            given = section.values["device"]
-            yield Problem(path, f"`{given}`, but PyTorch finds {there} GPUs on this machine")
+            yield Problem(path, f"`{device}`, but PyTorch finds {there} GPUs on this machine")

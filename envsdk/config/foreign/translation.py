@@ -64,8 +64,7 @@ def translate(
     """
     data = dialect.renamed(data) if is_theirs else data
     result = Translation(deepcopy(dict(data)))
-    result.problems = list(_malformed(data, dialect)) if is_theirs else []
-    result.problems = result.problems or dialect.kind_problems(data)
+    result.problems = list(_malformed(data, dialect)) or dialect.kind_problems(data)
     if result.problems:
         return result
     result.pending = dict(dialect.pending(data))

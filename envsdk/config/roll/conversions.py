@@ -162,7 +162,7 @@ def all_held_out(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def mini_batch(value: Any, place: Place) -> Mapping[str, Any]:
-    one = place.beside("per_device_train_batch_size", default=8)
+    one = place.beside("per_device_train_batch_size") or 8
     batch = _batch_size(place)
     if value is None or batch is None:
         return {}
@@ -222,10 +222,10 @@ def _num_optimizer_steps(place: Place) -> int | None:
     if batch is None or not isinstance(steps, int):
         return None
     args = place.mapping("actor_train", "training_args")
-    one, many = args.get("per_device_train_batch_size", 8), args.get("gradient_accumulation_steps", 1)
+    one, many = args.get("per_device_train_batch_size") or 8, args.get("gradient_accumulation_steps") or 1
     epochs = given if isinstance(given := place.get("ppo_epochs"), int) else 1
     size = max(1, min(batch, one * many * _data_parallel(place)))
-    return max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs)
+    return int(max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs))
 
 
 def has_warmup_ratio(value: Any, place: Place) -> bool:
@@ -235,7 +235,7 @@ def has_warmup_ratio(value: Any, place: Place) -> bool:
 
 def warmup_ratio(value: Any, place: Place) -> Mapping[str, Any]:
     steps = _num_optimizer_steps(place)
-    if place.beside("warmup_steps") or steps is None:
+    if place.beside("warmup_steps") or steps is None or value is None:
         return {}
     return {"actor_train.training_args.warmup_steps": math.ceil(value * steps)}
 

@@ -142,7 +142,8 @@ def colocate(value: Any, place: Place) -> Ours:
 
 def devices(value: Any, place: Place) -> Ours:
     """Engines come first, the trainer has the others, as in Trinity."""
-    nodes, each = (place.get("cluster", key, default=1) for key in ("node_num", "gpu_per_node"))
+    found = (place.get("cluster", key) for key in ("node_num", "gpu_per_node"))
+    nodes, each = (1 if number is None else number for number in found)
     if is_tiny(place) or not nodes * each:
         return {}
     mode = place.get("mode", default="both")
@@ -174,13 +175,11 @@ def _num_engine_devices(place: Place) -> int:
 
 def ahead(value: Any, place: Place) -> Ours:
     """How far generation runs ahead, in batches: one, where Trinity lets weights be older than a step."""
-    interval = place.get("synchronizer", "trainer_sync_interval") or place.get(
-        "synchronizer", "sync_interval", default=1
-    )
-    offset = place.get("synchronizer", "sync_offset", default=0)
+    given = place.mapping("synchronizer")
+    interval = given.get("trainer_sync_interval") or given.get("sync_interval") or 1
     if is_alone(None, place):
         return {"async_generation_ratio": 0 if tasks.is_synchronous(place) else 1}
-    versions = 1 + math.ceil(offset / interval)
+    versions = 1 + math.ceil((given.get("sync_offset") or 0) / interval)
     return {"async_generation_ratio": versions, "synchronizer.sync_interval": interval}
 
 
