@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.memory import FLOAT32, Memory, ModelSizes
@@ -126,7 +126,7 @@ class TransformersArgs(StrictSettings):
     `eager`, or a kernel of the hub such as `kernels-community/flash-attn3`. `auto` is `sdpa`, for which
     PyTorch takes the fastest of its kernels that fits device, precision and head width, and `eager` for
     models that lack it."""
-    share_prefixes: Literal[True, False, "auto"] = "auto"
+    share_prefixes: StrictBool | Literal["auto"] = "auto"
     """Compute what several rows of a micro-batch begin with (the prompt of a group, the common turns of
     segments) once, where that saves time. `auto`: where model and attention give the same result; true
     refuses all others; false computes each row alone."""

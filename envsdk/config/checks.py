@@ -238,7 +238,8 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             f"between {most} engines",
         )
         return
-    size = getattr(known_settings(config), "tensor_parallel_size", None)
+    own = getattr(known_settings(config), "tensor_parallel_size", None)
+    size = infer.settings.get("tensor_parallel_size", own)
     if isinstance(size, int) and size != num_devices // most:
         yield Problem(
             ("actor_infer", "device_mapping"),
