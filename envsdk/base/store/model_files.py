@@ -217,14 +217,23 @@ def model_sizes(folder: Path) -> ModelSizes:
     )
 
 
+def hf_config(folder: Path) -> Any:
+    """The configuration in a folder, as transformers has it. ValueError or OSError says why there is none."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (KeyError, TypeError, StrictDataclassError) as error:
+        raise ValueError(f"config.json: {' '.join(str(error).split())}") from error
+
+
 def _shapes_of(folder: Path) -> dict[str, list[int]]:
     """Those of the weights that a model with this config.json has, from transformers. LookupError."""
     if find_spec("transformers") is None or find_spec("torch") is None:
         raise LookupError("the model's folder has no *.safetensors files, and transformers is not installed")
     import torch
     from transformers import AutoModelForCausalLM
-
-    from envsdk.base.store.language_model import hf_config
 
     try:
         with torch.device("meta"):

@@ -23,8 +23,7 @@ import torch
 
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.processes.memory import give_back, give_back_freed, keep_few_kernels
-from envsdk.base.store.language_model import hf_config
-from envsdk.base.store.model_files import stored_dtype
+from envsdk.base.store.model_files import hf_config, stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.contracts.held import Held
 from envsdk.engines.core import Core, Counters, Reply
