@@ -156,7 +156,7 @@ def _teacher_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _demonstrations(config: RunConfig) -> str:
-    """Of the warm start, by tag; those of a tag that gets none, or that nobody can play, are missed."""
+    """How many the warm start has of each tag; a tag may get none, or have no oracle to play them."""
     if config.pretrain != EMBEDDED_DEFAULT:
         own = {"demonstration_config", "demonstration_weight"}
         is_asked = any(own & env.model_fields_set for env in config.custom_envs.values())

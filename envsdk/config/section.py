@@ -60,7 +60,7 @@ def interleave(weights: Mapping[str, int], count: int) -> list[str]:
 
 
 MOST = 1_000_000
-"""Of what a batch or a manager may have: more is a slip of the keyboard."""
+"""Largest batch, and number of environments: more is a slip of the keyboard."""
 Count = Annotated[PositiveInt, Field(le=MOST)]
 
 

@@ -555,7 +555,7 @@ def test_the_generic_path_can_be_asked_for(folders: Callable[[str], Path]) -> No
     [
         ({"sequence_length": 4096}, "max_position_embeddings"),
         ({"kv_slots": 2}, "kv_slots: 2 are too few for the 4 requests"),
-        ({"device": "warp"}, "device 'warp'"),
+        ({"device": "warp"}, "not 'warp'"),
         ({"dtype": "float8"}, "dtype: must be"),
         ({"max_runing": 3}, "did you mean `max_running`"),
     ],
