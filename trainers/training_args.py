@@ -58,12 +58,11 @@ class TrainingArgs(StrictSettings):
         return self
 
 
-LORA = ("strategy_config", "lora")
-"""Where an adapter's settings stand in `strategy_args`."""
-
-
 class LoRAArgs(StrictSettings):
     """`lora` of a trainer: train a low-rank adapter instead of the model's own weights."""
+
+    path: ClassVar[tuple[str, ...]] = ("strategy_config", "lora")
+    """Where it stands in `strategy_args`."""
 
     rank: int = Field(ge=1)
     """Rank of the two matrices of each adapted one."""
@@ -83,12 +82,12 @@ class LoRAArgs(StrictSettings):
         `adapted`: the names that `all-linear` takes.
         """
         if not (ends := sorted({name.rpartition(".")[2] for name in adapted})):
-            yield Problem(LORA, "this model has no linear layers for an adapter: train without lora")
+            yield Problem(self.path, "this model has no linear layers for an adapter: train without lora")
             return
         named = () if self.target_modules == "all-linear" else self.target_modules
         if unknown := [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]:
             told = f"no layer that is adapted is called {', '.join(unknown)}"
-            yield Problem((*LORA, "target_modules"), f"{told}; of this model {', '.join(ends)} are")
+            yield Problem((*self.path, "target_modules"), f"{told}; of this model {', '.join(ends)} are")
 
 
 SHARING_MODEL_TYPES = frozenset({
