@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from envsdk.base.settings.problems import Problem
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.process_group import full_tensor
-from envsdk.trainers.training_args import LORA
 from envsdk.weights.lora import A_SUFFIX, B_SUFFIX
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def _problems(model: nn.Module, args: LoRAArgs) -> Iterator[Problem]:
             why = "computes with the embeddings' weight, which would be adapted there alone; name others"
         else:
             continue
-        yield Problem((*LORA, "target_modules"), f"{name} {why}")
+        yield Problem((*args.path, "target_modules"), f"{name} {why}")
         return
 
 

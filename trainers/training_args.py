@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from envsdk.base.processes.cards import has_gpus
 from envsdk.base.settings.memory import FLOAT32, Memory, ModelSizes
@@ -58,12 +58,11 @@ class TrainingArgs(StrictSettings):
         return self
 
 
-LORA = ("strategy_config", "lora")
-"""Where an adapter's settings stand in `strategy_args`."""
-
-
 class LoRAArgs(StrictSettings):
     """`lora` of a trainer: train a low-rank adapter instead of the model's own weights."""
+
+    path: ClassVar[tuple[str, ...]] = ("strategy_config", "lora")
+    """Where it stands in `strategy_args`."""
 
     rank: int = Field(ge=1)
     """Rank of the two matrices of each adapted one."""
@@ -83,12 +82,12 @@ class LoRAArgs(StrictSettings):
         `adapted`: the names that `all-linear` takes.
         """
         if not (ends := sorted({name.rpartition(".")[2] for name in adapted})):
-            yield Problem(LORA, "this model has no linear layers for an adapter: train without lora")
+            yield Problem(self.path, "this model has no linear layers for an adapter: train without lora")
             return
         named = () if self.target_modules == "all-linear" else self.target_modules
         if unknown := [end for end in named if not any(f".{name}".endswith(f".{end}") for name in names)]:
             told = f"no layer that is adapted is called {', '.join(unknown)}"
-            yield Problem((*LORA, "target_modules"), f"{told}; of this model {', '.join(ends)} are")
+            yield Problem((*self.path, "target_modules"), f"{told}; of this model {', '.join(ends)} are")
 
 
 SHARING_MODEL_TYPES = frozenset({
@@ -126,7 +125,7 @@ class TransformersArgs(StrictSettings):
     `eager`, or a kernel of the hub such as `kernels-community/flash-attn3`. `auto` is `sdpa`, for which
     PyTorch takes the fastest of its kernels that fits device, precision and head width, and `eager` for
     models that lack it."""
-    share_prefixes: bool | Literal["auto"] = "auto"
+    share_prefixes: StrictBool | Literal["auto"] = "auto"
     """Compute what several rows of a micro-batch begin with (the prompt of a group, the common turns of
     segments) once, where that saves time. `auto`: where model and attention give the same result; true
     refuses all others; false computes each row alone."""
@@ -134,13 +133,6 @@ class TransformersArgs(StrictSettings):
     """Train an adapter alone: `rank`, and if need be `alpha` (twice the rank when absent) and
     `target_modules` (`all-linear`, or a list of name ends such as `q_proj`). Engines that take adapters get
     nothing else; checkpoints hold it, and models that are saved have it merged in."""
-
-    @field_validator("share_prefixes", mode="before")
-    @classmethod
-    def _true_false_or_auto(cls, value: Any) -> Any:
-        if isinstance(value, bool) or value == "auto":
-            return value
-        raise ValueError("must be true, false or auto")
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,7 +24,8 @@ from envsdk.config.device_sharing import sharing_problems
 from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.loaded_models import model_problems, replay_problems
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.role_models import ActorInfer, TrainerRole
+from envsdk.config.role_models import TrainerRole
+from envsdk.config.sampling_support import known_settings
 from envsdk.config.section_checks import (
     job_problems,
     opponent_problems,
@@ -40,7 +39,6 @@ from envsdk.contracts.env import EnvSpec, Isolation
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import seated
 from envsdk.contracts.prompts import PLACEHOLDERS
-from envsdk.engines.settings import EngineSettings
 
 _BRACED_NAME = re.compile(r"(?<!\\boxed)\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Not the argument of LaTeX's `\\boxed`, which prompts for mathematics show."""
@@ -240,7 +238,8 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             f"between {most} engines",
         )
         return
-    size = _tensor_parallel_size(infer)
+    own = getattr(known_settings(config), "tensor_parallel_size", None)
+    size = infer.settings.get("tensor_parallel_size", own)
     if isinstance(size, int) and size != num_devices // most:
         yield Problem(
             ("actor_infer", "device_mapping"),
@@ -248,13 +247,6 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             f"tensor_parallel_size={size} takes {size}: name {size * most} devices, or set "
             f"tensor_parallel_size to {num_devices // most}",
         )
-
-
-def _tensor_parallel_size(infer: ActorInfer) -> Any:
-    """Devices of one engine, from its own settings; None when it has no such setting."""
-    model = plugins.settings_model("engines", infer.strategy_args.strategy_name, "strategy_config")
-    declared = model.model_fields.get("tensor_parallel_size") if model is not None else None
-    return infer.settings.get("tensor_parallel_size", declared.default if declared else None)
 
 
 def _lengths(config: RunConfig) -> Iterator[Problem]:
@@ -461,23 +453,21 @@ def _plugin_settings(config: RunConfig) -> Iterator[Problem]:
 
 def _engine_learns(config: RunConfig) -> Iterator[Problem]:
     infer = config.actor_infer
-    engine = infer.strategy_args.strategy_name
-    model = plugins.settings_model("engines", engine, "strategy_config")
-    if model is None or not issubclass(model, EngineSettings):
+    engine, settings = infer.strategy_args.strategy_name, known_settings(config)
+    if settings is None:
         return
-    if not model.takes_new_weights:
+    if not settings.takes_new_weights:
         yield Problem(
             ("actor_infer", "strategy_args", "strategy_name"),
             f"`{engine}` takes no new weights, so nothing it plays could follow the training; use it with "
             "`envsdk collect` or `envsdk evaluate`, and train with another engine",
         )
-    with suppress(ValidationError):  # which another check reports
-        if infer.engines_between[1] > 1 and model.model_validate(infer.settings).is_one_server:
-            yield Problem(
-                ("actor_infer", "num_engines"),
-                "the server at strategy_config.base_url belongs to one engine, whose updates abort all that "
-                "it samples; take one engine, or leave base_url out so that each starts a server of its own",
-            )
+    if infer.engines_between[1] > 1 and settings.is_one_server:
+        yield Problem(
+            ("actor_infer", "num_engines"),
+            "the server at strategy_config.base_url belongs to one engine, whose updates abort all that it "
+            "samples; take one engine, or leave base_url out so that each starts a server of its own",
+        )
 
 
 def _weight_updates(config: RunConfig) -> Iterator[Problem]:

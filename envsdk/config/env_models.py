@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from envsdk.config.section import Names, OwnGeneratingArgs, Section, interleave, split_evenly
+from envsdk.config.section import Count, Names, OwnGeneratingArgs, Section, interleave, split_evenly
 from envsdk.contracts import run_limits
 from envsdk.contracts.players import POLICY, player_names
 
@@ -42,15 +42,15 @@ class StructuredOutput(Section):
 class EnvManagerArgs(Section):
     """How many environments play, and on what (`train_env_manager`, `val_env_manager`)."""
 
-    num_env_groups: PositiveInt
+    num_env_groups: Count
     """Groups that run at the same time."""
-    group_size: PositiveInt = 1
+    group_size: Count = 1
     """Episodes of the same task; advantages are relative to their group."""
     tags: Names
     """Names from `custom_envs`."""
     num_groups_partition: list[PositiveInt] | None = None
     """Groups per tag, in the order of `tags`; an equal split when absent."""
-    max_env_num_per_worker: PositiveInt | None = None
+    max_env_num_per_worker: Count | None = None
     """Environments hosted by one worker process; when absent an eighth of all, at least 64, at most 1024."""
     min_workers: PositiveInt | None = None
     """Fewest worker processes when there is little to play. With this or `max_workers`, each hosts exactly

@@ -9,8 +9,6 @@ from typing import Any
 
 import yaml
 
-from envsdk.algorithms.task_samplers.contract import UNIFORM, sampler_class
-from envsdk.algorithms.task_samplers.scored import ScoredArgs
 from envsdk.base.settings.problems import dotted
 from envsdk.base.store.hub import known_folder
 from envsdk.base.store.model_files import is_model_folder, stored_dtype, stored_model_type
@@ -34,12 +32,15 @@ from envsdk.config.plugins import (
     SharesOutRanks,
     SharesPrefixes,
     environment_notes,
+    has_oracle,
     runs_on_several_ranks,
     settings_model,
     settings_sections,
 )
+from envsdk.config.reading import display
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
+from envsdk.config.section import split_evenly
 from envsdk.config.section_checks import teachers_by_tag
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
@@ -63,7 +64,7 @@ def explain(loaded: LoadedConfig) -> str:
         rows[after + 1 : after + 1] = [
             (f"{section}.{key}", _short(value), origin) for key, value, origin in defaults
         ]
-    files = " <- ".join(_relative(path) for path in loaded.sources)
+    files = " <- ".join(map(display, loaded.sources))
     return "\n".join(
         [
             f"Configuration: {files}",
@@ -106,7 +107,6 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         ("capacity", _capacity(config)),
         ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
         *_prompt_rows(config),
-        *_task_rows(config),
         *_manager_rows("train", config.train_env_manager),
         ("train groups count", f"from {_members(config.train_env_manager)} on"),
         *_manager_rows("val", config.val_env_manager),
@@ -129,7 +129,7 @@ def derived(config: RunConfig) -> list[tuple[str, str]]:
         *_memory_rows(config),
         *(_attention("reference", config.reference) if config.needs_reference else ()),
         ("value head", "yes" if config.needs_values else "no"),
-        *_selection_rows(config),
+        ("demonstrations", _demonstrations(config)),
         ("run folder", str(config.run_folder)),
     ]
 
@@ -144,36 +144,6 @@ def _pipeline(config: RunConfig) -> str:
     return "synchronous" if depth == 0 else f"asynchronous, generation runs {depth:g} batches ahead"
 
 
-def _task_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Which tasks are played and from where, as far as the file says so."""
-    sampler = config.task_sampler
-    if sampler.name != UNIFORM:
-        args = sampler_class(sampler.name).settings.model_validate(dict(sampler.args))
-        told = sampler.name
-        if isinstance(args, ScoredArgs):
-            told += f", chooses {'tasks and tags' if args.choose == 'both' else args.choose}"
-            if args.gate is not None:
-                gate = args.gate
-                told += (
-                    f"; rests for {gate.look_again} groups what {gate.after} episodes show as solved (from "
-                    f"{gate.solved:.0%}) or hopeless (up to {gate.hopeless:.0%})"
-                )
-        yield "tasks chosen by", told
-    if config.batch_mixture == "stratified":
-        yield "batch mixture", "each batch has the share of each tag, and waits for it"
-    if (prefixes := config.prefix_sampling) is not None:
-        whose = "the run's own episodes" if prefixes.source == "own" else "the oracle"
-        yield (
-            "groups begin",
-            f"in the middle, by replays of {whose}, where a tag's success is up to {prefixes.low:.0%} or "
-            f"from {prefixes.high:.0%} on; steered to {prefixes.target:.0%}",
-        )
-    for tag in config.train_env_manager.tags:
-        if (turns := config.custom_envs[tag].turn_curriculum) is not None:
-            each = "batch" if turns.every == 1 else f"{turns.every} batches"
-            yield f"turns of {tag}", f"{turns.start} at first, {turns.add} more after each {each}"
-
-
 def _teacher_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Which teacher scores which tag, and where."""
     by_tag = teachers_by_tag(config)
@@ -185,19 +155,20 @@ def _teacher_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield f"teacher {name}", f"{what}; learned from as {config.distill_as}, weight {teacher.coef:g}"
 
 
-def _selection_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Which weights are kept as the best, and which are evaluated, as far as the file says so."""
-    if config.metric_for_best_model is not None:
-        most = "largest" if config.greater_is_better else "smallest"
-        patience = config.early_stopping_patience
-        stops = f"; the run ends after {patience} evaluations without a better one" if patience else ""
-        yield "best checkpoint", f"that with the {most} {config.metric_for_best_model}{stops}"
-    if config.evaluates_average:
-        decay = config.actor_train.training_args["ema_decay"]
-        yield (
-            "weights evaluated",
-            f"a moving average of those that are trained (ema_decay {decay:g}); saved too",
-        )
+def _demonstrations(config: RunConfig) -> str:
+    """How many the warm start has of each tag; a tag may get none, or have no oracle to play them."""
+    if config.pretrain != EMBEDDED_DEFAULT:
+        own = {"demonstration_config", "demonstration_weight"}
+        is_asked = any(own & env.model_fields_set for env in config.custom_envs.values())
+        return f"none: `pretrain` is a model{', and demonstration_* do nothing' if is_asked else ''}"
+    envs = {tag: config.custom_envs[tag] for tag in config.train_env_manager.tags}
+    groups = config.train_env_manager.groups_per_tag
+    weights = [groups[tag] * env.demonstration_weight for tag, env in envs.items()]
+    counts = dict(zip(envs, split_evenly(config.warm_start.num_episodes, weights), strict=True))
+    if config.warm_start.demonstrator != "oracle":
+        return _per_tag(counts)
+    has_none = {tag for tag, env in envs.items() if not has_oracle(env)}
+    return _per_tag({tag: "has no oracle" if tag in has_none else n for tag, n in counts.items()})
 
 
 def _prompt_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -332,8 +303,7 @@ def _memory_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _precision(config: RunConfig, key: str, role: Role, kind: str) -> Iterator[tuple[str, str]]:
     """The type that a role computes in, where its plug-in chooses it and the model is known."""
-    settings = settings_of(role, kind)
-    folder = known_folder(config.pretrain) or Path(config.pretrain).expanduser()
+    settings, folder = settings_of(role, kind), known_folder(config.pretrain) or Path(config.pretrain)
     is_tiny = config.pretrain == EMBEDDED_DEFAULT
     if not is_tiny and not is_model_folder(folder):
         return
@@ -382,7 +352,3 @@ def _aligned(rows: list[Any]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

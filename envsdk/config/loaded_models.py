@@ -35,8 +35,6 @@ class LoadedModel:
 
     path: KeyPath
     """Its section: a role's, or that of a teacher or an opponent, which take no turns."""
-    pretrain_path: KeyPath
-    """Where the model is named."""
     pretrain: str
     strategy: StrategyArgs
     settings: Mapping[str, Any]
@@ -73,19 +71,16 @@ def models_of(config: RunConfig) -> dict[str, LoadedModel]:
     infer, found = config.actor_infer, []
     for key, role in roles_of(config).items():
         given = (role.strategy_args, role.settings, role.device_mapping, infer.infer_batch_size)
-        found.append(LoadedModel((key,), ("pretrain",), config.pretrain, *given))
+        found.append(LoadedModel((key,), config.pretrain, *given))
     for key, teacher in config.teachers.items() if config.mode in ("both", "train") else ():
         own = teacher.strategy_args
         given = (own, own.strategy_config, teacher.device_mapping, teacher.infer_batch_size)
-        path = ("teachers", key)
-        found.append(LoadedModel(path, (*path, "pretrain"), teacher.pretrain, *given))
+        found.append(LoadedModel(("teachers", key), teacher.pretrain, *given))
     for key, each in config.opponents.items() if config.mode != "train" else ():
         settings = infer.settings if each.strategy_args is None else each.strategy_args.strategy_config
         like = each.strategy_args or infer.strategy_args
         given = (like, settings, each.device_mapping, infer.infer_batch_size)
-        path = ("opponents", key)
-        named = (*path, "pretrain") if each.pretrain else ("pretrain",)
-        found.append(LoadedModel(path, named, each.pretrain or config.pretrain, *given))
+        found.append(LoadedModel(("opponents", key), each.pretrain or config.pretrain, *given))
     return {model.name: model for model in found}
 
 
@@ -110,36 +105,34 @@ def model_problems(config: RunConfig) -> Iterator[Problem]:
     """What trainers and engines would refuse when they start, at the keys that are to blame."""
     models = models_of(config)
     for model in models.values():
-        folder = model.folder
-        if folder and is_model_folder(folder) and (why := config_problem(folder)):
-            yield Problem(model.pretrain_path, why)
-            continue
         infer = models.get("actor_infer", model)
         settings_of = infer if model.strategy is infer.strategy else model
         for problem in _start_problems(config, model):
-            yield _at_the_users_key(problem, model.pretrain_path, settings_of)
+            yield _at_the_users_key(problem, model, settings_of)
     if {"actor_train", "actor_infer"} <= models.keys() and (engine := known_settings(config)):
         infer, adapter = models["actor_infer"], getattr(models["actor_train"].own_settings, "lora", None)
         kind = stored_model_type(infer.folder) if infer.folder else "unknown"
         if found := engine.update_problem(kind, getattr(adapter, "rank", None)):
-            yield _at_the_users_key(found, infer.pretrain_path, infer)
+            yield _at_the_users_key(found, infer, infer)
 
 
 def _start_problems(config: RunConfig, model: LoadedModel) -> Iterator[Problem]:
     settings, folder = model.own_settings, model.folder
-    if isinstance(settings, EngineSettings):
-        lengths = {"sequence_length": config.sequence_length, "max_running": model.num_replies}
-        if problem := settings.start_problem(folder, **lengths):
+    is_here = folder if folder and is_model_folder(folder) else None
+    if is_here and (why := config_problem(is_here)):
+        yield Problem(("pretrain",), why)
+    elif isinstance(settings, EngineSettings):
+        if problem := settings.start_problem(folder, config.sequence_length, model.num_replies):
             yield problem
-    elif folder and is_model_folder(folder) and (problems_of := getattr(settings, "model_problems", None)):
-        yield from problems_of(folder)
+    elif is_here and (problems_of := getattr(settings, "model_problems", None)):
+        yield from problems_of(is_here)
 
 
-def _at_the_users_key(problem: Problem, pretrain: KeyPath, model: LoadedModel) -> Problem:
+def _at_the_users_key(problem: Problem, of: LoadedModel, model: LoadedModel) -> Problem:
     """A plug-in's problem, whose path is within `strategy_args` of `model`, or that of a key of the run."""
     section, *keys = problem.path
-    if section == "pretrain":
-        return Problem(pretrain, problem.message)
+    if section == "pretrain" and of.path[0] in ("teachers", "opponents"):
+        return Problem((*of.path, section), problem.message)
     if section not in StrategyArgs.model_fields:
         return problem
     is_elsewhere = keys and keys[0] in model.settings and keys[0] not in model.strategy.strategy_config

@@ -30,6 +30,7 @@ from envsdk.base.store.hub import hub_folder, is_model_name
 from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
+from envsdk.config.foreign.row import value_at
 from envsdk.config.foreign.translation import Translation, translate
 from envsdk.config.machine_checks import machine_problems
 from envsdk.config.models import RunConfig
@@ -161,13 +162,7 @@ def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPat
 
 def leaves(data: Mapping[str, Any]) -> dict[KeyPath, Any]:
     """The values at `leaf_paths`."""
-    found: dict[KeyPath, Any] = {}
-    for path in leaf_paths(data):
-        value: Any = data
-        for part in path:
-            value = value[part]
-        found[path] = value
-    return found
+    return {path: value_at(data, path) for path in leaf_paths(data)}
 
 
 def _variables(merged: DictConfig) -> set[str]:

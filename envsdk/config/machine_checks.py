@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from envsdk.base import registry
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.nearest import did_you_mean
-from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.settings.problems import Problem
 from envsdk.base.store.best import why_no_best
 from envsdk.base.store.hub import is_hub_name, is_model_name, known_folder
 from envsdk.base.store.model_files import (
@@ -24,13 +25,9 @@ from envsdk.base.store.model_files import (
 from envsdk.base.store.named_models import GROUP, is_named_model, named_model
 from envsdk.config import plugins
 from envsdk.config.device_memory import card_bytes, memory_problems
-from envsdk.config.env_models import CustomEnv, EnvManagerArgs
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
-from envsdk.config.section import split_evenly
-from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import ConfigurationError
 
-_KIB, _MIB = 1024, 1024**2
 _RUNS = Path("runs")
 """Where runs are unless `output_dir` says otherwise."""
 
@@ -39,7 +36,7 @@ def machine_problems(config: RunConfig, *, for_training: bool = True) -> list[Pr
     """What the run needs and this machine does not have: the model, packages, devices, memory."""
     checks: tuple[Callable[[RunConfig], Iterator[Problem]], ...] = (_model, _packages, _attention, _devices)
     if for_training:
-        checks += (_download, _other_models, _memory, _card)
+        checks += (_download, _other_models, _card)
     return [problem for each in checks for problem in each(config)]
 
 
@@ -137,81 +134,21 @@ def total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _memory(config: RunConfig) -> Iterator[Problem]:
-    """What no machine like this one could hold, however small each piece is. A cluster is not judged."""
-    if config.ray.address is not None:
-        return
-    total = total_memory()
-    trajectories = (
-        f"trajectories at the same time ((1 + {config.largest_depth:g}) x "
-        f"rollout_batch_size={config.rollout_batch_size})"
-    )
-    pieces: list[tuple[KeyPath, str, int, int]] = [
-        (("async_generation_ratio",), trajectories, config.capacity, _KIB),
-        (("val_batch_size",), "trajectories of an evaluation", config.val_batch_size, _KIB),
-        (("actor_infer", "num_engines"), "engines", config.actor_infer.engines_between[1], 64 * _MIB),
-    ]
-    for name, manager in config.env_managers.items():
-        path: KeyPath = (name, "num_env_groups")
-        processes = _num_processes(config, manager)
-        pieces += [
-            (path, "environments in processes of their own", processes, 4 * _MIB),
-            (path, "environments", manager.max_envs, 8 * _KIB),
-            ((name, "max_env_num_per_worker"), "workers", manager.workers_between[1], 32 * _MIB),
-        ]
-    reported: set[str] = set()
-    for key, what, number, least_bytes in pieces:
-        if number * least_bytes > total and key[0] not in reported:
-            reported.add(str(key[0]))
-            yield Problem(
-                key,
-                f"{number} {what} take at least {number * least_bytes / 1024**3:,.0f} GiB, and this machine "
-                f"has {total / 1024**3:,.0f}: take fewer",
-            )
-
-
 def _card(config: RunConfig) -> Iterator[Problem]:
     """What this machine's GPUs cannot hold. The stated size of other ones is judged by `check`."""
     if config.device_memory_gib is None and (size := card_bytes(config)) is not None:
         yield from memory_problems(config, size)
 
 
-def _most_envs_per_tag(manager: EnvManagerArgs) -> dict[str, int]:
-    weights = manager.groups_per_tag
-    shares = split_evenly(manager.max_envs, list(weights.values()))
-    return dict(zip(weights, shares, strict=True))
-
-
-def _num_processes(config: RunConfig, manager: EnvManagerArgs) -> int:
-    """Environments in processes of their own; 0 where tags and partition do not fit (see `_partition`)."""
-    if len(manager.num_groups_partition or manager.tags) != len(manager.tags):
-        return 0
-    return sum(
-        num_envs
-        for tag, num_envs in _most_envs_per_tag(manager).items()
-        if tag in config.custom_envs and _isolation(config.custom_envs[tag]) == Isolation.PROCESS
-    )
-
-
-def _isolation(env: CustomEnv) -> str | None:
-    """Where the tag's environments run; None when that cannot be found out."""
-    try:
-        return env.isolation or plugins.environment_spec(env.env_type).isolation
-    except ConfigurationError:
-        return None  # `_tags` says so.
-
-
 def _devices(config: RunConfig) -> Iterator[Problem]:
     """Devices by name, checked before a process that would use them is started."""
+    is_here = config.ray.address is None and find_spec("torch") is not None
     for section in plugins.settings_sections(config):
-        if "device" not in section.model.model_fields:
-            continue
-        kind, _, number = str(section.values.get("device", "cpu")).partition(":")
-        if kind != "cuda" or config.ray.address is not None or find_spec("torch") is None:
+        device = str(section.values.get("device", "cpu"))
+        if not is_here or not re.fullmatch(r"cuda(:[0-9]+)?", device):
             continue
         import torch
 
-        if int(number or 0) >= (there := torch.cuda.device_count()):
+        if int(device.partition(":")[2] or 0) >= (there := torch.cuda.device_count()):
             path = section.also.get("device", (*section.path, "device"))
-            given = section.values["device"]
-            yield Problem(path, f"`{given}`, but PyTorch finds {there} GPUs on this machine")
+            yield Problem(path, f"`{device}`, but PyTorch finds {there} GPUs on this machine")

@@ -20,7 +20,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -38,7 +37,7 @@ from envsdk.config.prices import Prices
 from envsdk.config.ray_models import RayArgs
 from envsdk.config.rlvr_models import RewardArgs, ValidationArgs
 from envsdk.config.role_models import ActorInfer, ActorTrain, Opponent, Reference, Teacher
-from envsdk.config.section import GeneratingArgs, Section, Tag, distinct, split_evenly
+from envsdk.config.section import MOST, Count, GeneratingArgs, Section, Tag, distinct, split_evenly
 from envsdk.contracts import run_limits
 
 EMBEDDED_DEFAULT = "embedded_default"
@@ -102,7 +101,7 @@ class RunConfig(AlgorithmKeys, Section):
     """`auto` continues the newest complete checkpoint, `never` starts anew; or a checkpoint folder."""
 
     async_generation_ratio: Annotated[
-        NonNegativeFloat | Literal["auto"], BeforeValidator(_number_or_auto)
+        Annotated[float, Field(ge=0, le=1000)] | Literal["auto"], BeforeValidator(_number_or_auto)
     ] = 0.0
     """Alpha: batches that generation may run ahead of training. 0 is synchronous; fractions are fine; `auto`:
     as few as `max_wait_share` needs."""
@@ -112,11 +111,11 @@ class RunConfig(AlgorithmKeys, Section):
     max_wait_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of its time that the trainer may wait for rollouts, with `async_generation_ratio: auto`; 0.1
     when absent."""
-    rollout_batch_size: PositiveInt
+    rollout_batch_size: Count
     """Trajectories per training step; prompts, where `num_return_sequences_in_group` is given."""
     num_return_sequences_in_group: PositiveInt | None = None
     """Responses to each prompt; advantages are relative to their group."""
-    val_batch_size: NonNegativeInt
+    val_batch_size: Annotated[NonNegativeInt, Field(le=MOST)]
     """Trajectories per evaluation; 0: none is made."""
     prompt_length: PositiveInt | None = None
     """Longest prompt of prompt data, in tokens; rows with longer ones are left out."""

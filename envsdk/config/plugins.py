@@ -209,6 +209,15 @@ def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     return registry.load_entry_point(spec)
 
 
+def has_oracle(env: CustomEnv) -> bool:
+    """Whether the tag's environments have an oracle, or it is not known that they have none."""
+    try:
+        abilities = getattr(environment_class(environment_spec(env.env_type)), "abilities", None)
+    except ConfigurationError:
+        return True
+    return abilities is None or "oracle" in abilities()
+
+
 def environment_notes(config: RunConfig, tags: Iterable[str] | None = None) -> list[str]:
     """Sentences of the environments of `tags`, each with its tag; None: of those that the run trains with."""
     found = []

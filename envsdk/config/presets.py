@@ -10,7 +10,7 @@ from typing import Any
 
 from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath
-from envsdk.config.foreign.row import read_data
+from envsdk.config.foreign.row import read_data, value_at
 from envsdk.config.rlvr import DEFAULT_DOMAIN, DEFAULT_REWARD, PROMPTS_ENV, found_files, mapping
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.prompt_data.files import is_local
@@ -159,7 +159,7 @@ def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPa
         if "manager" not in key or isinstance(result.get(key.partition(".")[0]), dict):
             put(tuple(key.split(".")), value)
     for key, limit in _TINY["limits"].items():
-        value = _at(result, key)
+        value = value_at(result, tuple(key.split(".")))
         if isinstance(value, int) and value > limit:
             put(tuple(key.split(".")), limit)
     tags = result.get("custom_envs")
@@ -172,7 +172,7 @@ def with_preset(name: str, data: Mapping[str, Any], is_override: Callable[[KeyPa
 
 def _put_batches(data: Mapping[str, Any], put: Put) -> None:
     """Few groups in a batch, whose members are as many as the file's up to the limit."""
-    has_prompts = "rewards" in data or _at(data, "actor_train.data_args.file_name") is not None
+    has_prompts = "rewards" in data or value_at(data, ("actor_train", "data_args", "file_name")) is not None
     train, val = data.get("train_env_manager"), data.get("val_env_manager")
     if has_prompts:
         put(("rollout_batch_size",), _PROMPTS)
@@ -189,17 +189,8 @@ def _size(manager: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) else 1
 
 
-def _at(data: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = data
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
 def _drop(data: dict[str, Any], path: KeyPath, is_override: Callable[[KeyPath], bool]) -> None:
-    section: Any = data
-    for part in path[:-1]:
-        section = section.get(part) if isinstance(section, dict) else None
+    section: Any = value_at(data, path[:-1])
     if not isinstance(section, dict) or path[-1] not in section or is_override(path):
         return
     given = section.pop(path[-1])

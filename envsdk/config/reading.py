@@ -86,7 +86,7 @@ class Reading:
         resolved = path.resolve()
         if resolved in self.sources:
             chain = " -> ".join(source.name for source in (*self.sources, resolved))
-            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` goes in a circle: {chain}")
+            raise ConfigurationError(f"{display(path)}: `{EXTENDS}` goes in a circle: {chain}")
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
@@ -96,17 +96,17 @@ class Reading:
                 f"{path} is no UTF-8 text: {error.reason} at byte {error.start}"
             ) from error
         if not self.sources and (said := said_of_other_project(path.suffix, text)):
-            raise ConfigurationError(f"{_display(path)} {said}")
+            raise ConfigurationError(f"{display(path)} {said}")
         self.sources[resolved] = text
         own, tree = _parse(text, path)
         base = self._read_base(own, path)
-        self._record(tree, (), _display(path))
+        self._record(tree, (), display(path))
         for key in [each for each in self._origins if each[0] in (EXTENDS, DEFAULTS)]:
             del self._origins[key]
         try:
             merged = OmegaConf.merge(base, own) if base is not None else own
         except OmegaConfBaseException as error:
-            raise ConfigurationError(f"{_display(path)}: {first_line(error)}") from error
+            raise ConfigurationError(f"{display(path)}: {first_line(error)}") from error
         assert isinstance(merged, DictConfig)
         return merged
 
@@ -117,32 +117,32 @@ class Reading:
             return None
         name = own.pop(EXTENDS)
         if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"{_display(path)}: `{EXTENDS}` must be the name of one YAML file")
+            raise ConfigurationError(f"{display(path)}: `{EXTENDS}` must be the name of one YAML file")
         neighbor = path.parent / name
         try:
             return self.read(neighbor if neighbor.is_file() else find_config(name))
         except ConfigurationError as error:
             if neighbor.is_file() or Path(name).parent == Path():
-                raise ConfigurationError(f"{_display(path)}: `{EXTENDS}: {name}`: {error}") from error
+                raise ConfigurationError(f"{display(path)}: `{EXTENDS}: {name}`: {error}") from error
             raise ConfigurationError(
-                f"{_display(path)}: `{EXTENDS}: {name}`: there is no file {neighbor}"
+                f"{display(path)}: `{EXTENDS}: {name}`: there is no file {neighbor}"
             ) from error
 
     def _read_defaults(self, own: DictConfig, path: Path) -> DictConfig | None:
         try:
             names = files_of(OmegaConf.to_container(own.pop(DEFAULTS), resolve=False))
         except ValueError as error:
-            raise ConfigurationError(f"{_display(path)}: `{DEFAULTS}`: {error}") from error
+            raise ConfigurationError(f"{display(path)}: `{DEFAULTS}`: {error}") from error
         if EXTENDS in own:
             raise ConfigurationError(
-                f"{_display(path)}: has both `{EXTENDS}` and `{DEFAULTS}`, which do the same; keep one"
+                f"{display(path)}: has both `{EXTENDS}` and `{DEFAULTS}`, which do the same; keep one"
             )
         merged: Any = OmegaConf.create()
         for name in names:
             neighbor = path.parent / name
             if not neighbor.is_file():
                 raise ConfigurationError(
-                    f"{_display(path)}: `{DEFAULTS}`: there is no file {_display(neighbor)}; put it there,"
+                    f"{display(path)}: `{DEFAULTS}`: there is no file {display(neighbor)}; put it there,"
                     " or leave the entry out"
                 )
             shared = self.read(neighbor)
@@ -213,17 +213,17 @@ def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         tab = "; indent with spaces" if "'\\t'" in (error.problem or "") else ""
-        raise ConfigurationError(f"{_display(path)}{line}: {error.problem or error.context}{tab}") from error
+        raise ConfigurationError(f"{display(path)}{line}: {error.problem or error.context}{tab}") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{_display(path)}: {first_line(error)}") from error
+        raise ConfigurationError(f"{display(path)}: {first_line(error)}") from error
     if not isinstance(parsed, DictConfig) or not all(isinstance(key, str) for key in parsed):
         raise ConfigurationError(
-            f"{_display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
+            f"{display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
         )
     return parsed, tree
 
 
-def _display(path: Path) -> str:
+def display(path: Path) -> str:
     """Short enough to read: relative to the working directory where it is below it."""
     resolved = path.resolve()
     return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)

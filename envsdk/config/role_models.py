@@ -145,11 +145,11 @@ class ActorInfer(Role):
     device_mapping: DeviceMapping = None
     """Accelerators, shared out evenly between `max_engines` engines in their order, as a list or as
     `list(range(0,4))`; absent, each engine chooses its own."""
-    num_engines: PositiveInt = 1
+    num_engines: Annotated[PositiveInt, Field(le=10_000)] = 1
     """Copies of the model that answer side by side."""
     min_engines: PositiveInt | None = None
     """Fewest of them when there is little to do; `num_engines` when absent."""
-    max_engines: PositiveInt | None = None
+    max_engines: Annotated[PositiveInt, Field(le=10_000)] | None = None
     """Most of them when requests queue up; `num_engines` when absent."""
     max_queued_per_engine: Annotated[float, Field(gt=0, lt=16)] = 8.0
     """With more requests waiting per engine for ten seconds, one more is started, up to `max_engines`. Below

@@ -59,6 +59,11 @@ def interleave(weights: Mapping[str, int], count: int) -> list[str]:
     return names
 
 
+MOST = 1_000_000
+"""Largest batch, and number of environments: more is a slip of the keyboard."""
+Count = Annotated[PositiveInt, Field(le=MOST)]
+
+
 class Section(BaseModel):
     """What all sections share: strict types, no unknown keys, frozen, docstrings as descriptions."""
 

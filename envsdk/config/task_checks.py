@@ -13,7 +13,7 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.env_models import CustomEnv
 from envsdk.config.models import RunConfig
-from envsdk.config.plugins import environment_class, environment_spec, own_turn_limit
+from envsdk.config.plugins import environment_spec, has_oracle, own_turn_limit
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.contracts.failures import ConfigurationError
 
@@ -72,7 +72,6 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
         try:
             if custom is None or not (spec := environment_spec(custom.env_type)):
                 continue
-            found = getattr(environment_class(spec), "abilities", None)
         except ConfigurationError:
             continue
         hindrances = {
@@ -85,7 +84,7 @@ def _replayed_tags(config: RunConfig, *, returns: bool) -> Iterator[Problem]:
             said = f"tag `{tag}` cannot begin in the middle: {hindrance}; leave it or prefix_sampling out"
             yield Problem(path, said)
             return
-        if prefixes.source == "oracle" and found is not None and "oracle" not in found():
+        if prefixes.source == "oracle" and not has_oracle(custom):
             yield Problem((*path, "source"), f"{custom.env_type} of tag `{tag}` has no oracle; take own")
 
 

@@ -32,7 +32,7 @@ class EngineSettings(StrictSettings):
     scores_prompts: ClassVar[bool] = False
     """Its ability `prompt_logprobs`."""
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+    def start_problem(self, model: Path | None, sequence_length: int, max_running: int) -> Problem | None:
         """What stands against a start with the model in a folder: a key of `strategy_args`, or of the run."""
         return None
 

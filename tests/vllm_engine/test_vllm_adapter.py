@@ -323,7 +323,7 @@ def test_prompts_are_not_cut_on_a_cpu(folder: Path) -> None:
 
 def test_a_context_shorter_than_the_sequences_is_refused(folder: Path) -> None:
     config = EngineConfig(model=folder, sequence_length=100)
-    with pytest.raises(ConfigurationError, match="max_model_len is 50, but sequence_length is 100"):
+    with pytest.raises(ConfigurationError, match="max_model_len: 50, but sequence_length is 100"):
         engine_args(config, VLLMSettings(max_model_len=50), on_cpu=True)
 
 
@@ -529,7 +529,7 @@ def test_an_adapter_of_too_high_a_rank_is_refused_with_the_key_to_change(folder:
     engine = engine_on(ScriptedBackend(), folder, enable_lora=True, max_lora_rank=8)
 
     async def test() -> None:
-        with pytest.raises(EngineError, match="max_lora_rank, now 8"):
+        with pytest.raises(EngineError, match="takes up to 8; set max_lora_rank"):
             await engine.load_weights(adapter_for(folder, rank=9), 1)
         assert engine.health().error == ""
 

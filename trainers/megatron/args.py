@@ -96,7 +96,7 @@ class MegatronStrategyConfig(StrictSettings):
         """Why the model in a folder is not trained, as far as that is known without transformers."""
         if find_spec("transformers") is None:
             return
-        from envsdk.base.store.language_model import hf_config
+        from envsdk.base.store.model_files import hf_config
         from envsdk.trainers.megatron.hf_config import problems_of
 
         try:

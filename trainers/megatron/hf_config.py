@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envsdk.base.settings.problems import Problem
-from envsdk.base.store.language_model import hf_config
-from envsdk.base.store.model_files import require_model_folder
+from envsdk.base.store.model_files import hf_config, require_model_folder
 from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import Field
 
 DType = Literal["auto", "float32", "bfloat16"]
 
 
-def _is_device(name: str) -> str:
-    if not re.fullmatch(r"(cpu|cuda|hpu|mps|xpu)(:\d+)?", name):
-        raise ValueError("no device of PyTorch: write cpu, cuda or cuda:0")
-    return name
-
-
-Device = Annotated[str, AfterValidator(_is_device)]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda|hpu|mps|xpu)(:[0-9]+)?$")]
+"""PyTorch's name of one."""
 
 _CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Products of bfloat16 in /proc/cpuinfo, on x86 and ARM. Without them PyTorch is slower than in float32."""

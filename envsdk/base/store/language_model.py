@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from envsdk.base.store.model_files import weight_names
+from envsdk.base.store.model_files import hf_config, weight_names
 
 _TOWERS = ("vision_config", "audio_config")
 _INSIDE = "language_model."
@@ -22,17 +22,6 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-
-
-def hf_config(folder: Path) -> Any:
-    """The configuration in a folder, as transformers has it. ValueError or OSError says why there is none."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, **_LOCAL)
-    except (KeyError, TypeError, StrictDataclassError) as error:
-        raise ValueError(f"config.json: {' '.join(str(error).split())}") from error
 
 
 def language_config(folder: Path) -> tuple[Any, Any]:

@@ -148,11 +148,7 @@ def _num_embeddings(folder: Path, config: Mapping[str, Any]) -> int | None:
         for name, entry in tensors.items():
             if _EMBEDDINGS.search(name) and len(entry["shape"]) == 2:
                 return int(entry["shape"][0])
-    text_config = config.get("text_config")
-    for section in (config, text_config if isinstance(text_config, dict) else {}):
-        if isinstance(section.get("vocab_size"), int):
-            return int(section["vocab_size"])
-    return None
+    return text_config(folder).get("vocab_size") or config.get("vocab_size")
 
 
 def _headers(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -221,14 +217,23 @@ def model_sizes(folder: Path) -> ModelSizes:
     )
 
 
+def hf_config(folder: Path) -> Any:
+    """The configuration in a folder, as transformers has it. ValueError or OSError says why there is none."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (KeyError, TypeError, StrictDataclassError) as error:
+        raise ValueError(f"config.json: {' '.join(str(error).split())}") from error
+
+
 def _shapes_of(folder: Path) -> dict[str, list[int]]:
     """Those of the weights that a model with this config.json has, from transformers. LookupError."""
     if find_spec("transformers") is None or find_spec("torch") is None:
         raise LookupError("the model's folder has no *.safetensors files, and transformers is not installed")
     import torch
     from transformers import AutoModelForCausalLM
-
-    from envsdk.base.store.language_model import hf_config
 
     try:
         with torch.device("meta"):

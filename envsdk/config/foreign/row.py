@@ -16,11 +16,11 @@ NULL = object()
 
 
 class AtKey(ValueError):
-    """What is wrong with a value of theirs, and its key, where that is another than the one converted."""
+    """What is wrong with one of the keys that are converted together, by its last name."""
 
-    def __init__(self, path: KeyPath, message: str) -> None:
+    def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
-        self.path = path
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

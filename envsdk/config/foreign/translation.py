@@ -64,8 +64,7 @@ def translate(
     """
     data = dialect.renamed(data) if is_theirs else data
     result = Translation(deepcopy(dict(data)))
-    result.problems = list(_malformed(data, dialect)) if is_theirs else []
-    result.problems = result.problems or dialect.kind_problems(data)
+    result.problems = list(_malformed(data, dialect)) or dialect.kind_problems(data)
     if result.problems:
         return result
     result.pending = dict(dialect.pending(data))
@@ -82,7 +81,7 @@ def translate(
         try:
             ours = row.convert(value, place)
         except ValueError as error:
-            result.problems.append(Problem(getattr(error, "path", path), str(error)))
+            result.problems += _failed(error, path)
             continue
         if row.reason:
             result.remarks[path] = row.reason
@@ -105,13 +104,18 @@ def translate(
             try:
                 value = default(Place(path, data, is_theirs))
             except ValueError as error:
-                result.problems.append(Problem(getattr(error, "path", path), str(error)))
+                result.problems += _failed(error, path)
                 continue
             if value is not None and _set(result.data, path, None if value is NULL else value, replace=False):
                 result.defaults.append(path)
     # Keys that are converted together have one problem together.
     result.problems = list({problem.message: problem for problem in reversed(result.problems)}.values())[::-1]
     return result
+
+
+def _failed(error: ValueError, path: KeyPath) -> list[Problem]:
+    """What a conversion says; what it says of another key is said there, where it says the same."""
+    return [Problem(path, str(error))] if getattr(error, "key", path[-1]) == path[-1] else []
 
 
 def _rows_of(

@@ -162,9 +162,9 @@ def all_held_out(value: Any, place: Place) -> Mapping[str, Any]:
 
 
 def mini_batch(value: Any, place: Place) -> Mapping[str, Any]:
-    one = place.beside("per_device_train_batch_size", default=8)
+    one = place.beside("per_device_train_batch_size") or 8
     batch = _batch_size(place)
-    if not isinstance(one, int) or not isinstance(value, int) or batch is None:
+    if value is None or batch is None:
         return {}
     size = one * value * _data_parallel(place)
     return {"ppo_mini_batch_size": size} if size < batch else {}
@@ -222,14 +222,10 @@ def _num_optimizer_steps(place: Place) -> int | None:
     if batch is None or not isinstance(steps, int):
         return None
     args = place.mapping("actor_train", "training_args")
-    sizes = (
-        args.get("per_device_train_batch_size", 8),
-        args.get("gradient_accumulation_steps", 1),
-        place.get("ppo_epochs", default=1),
-    )
-    one, many, epochs = (each if isinstance(each, int) else 1 for each in sizes)
+    one, many = args.get("per_device_train_batch_size") or 8, args.get("gradient_accumulation_steps") or 1
+    epochs = given if isinstance(given := place.get("ppo_epochs"), int) else 1
     size = max(1, min(batch, one * many * _data_parallel(place)))
-    return max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs)
+    return int(max(1, (_FOREVER if steps == -1 else steps) * math.ceil(batch / size) * epochs))
 
 
 def has_warmup_ratio(value: Any, place: Place) -> bool:
@@ -239,7 +235,7 @@ def has_warmup_ratio(value: Any, place: Place) -> bool:
 
 def warmup_ratio(value: Any, place: Place) -> Mapping[str, Any]:
     steps = _num_optimizer_steps(place)
-    if place.beside("warmup_steps") or steps is None:
+    if place.beside("warmup_steps") or steps is None or value is None:
         return {}
     return {"actor_train.training_args.warmup_steps": math.ceil(value * steps)}
 

@@ -68,7 +68,7 @@ def warmup(value: Any, place: Place) -> Ours:
         place.beside("lr_warmup_steps_ratio", default=0),
     )
     if not isinstance(steps, int) or steps < 0:
-        steps = math.ceil((tasks.num_steps(place) or 1) * ratio) if isinstance(ratio, int | float) else 0
+        steps = math.ceil((tasks.num_steps(place) or 1) * (ratio or 0))
     return {"actor_train.training_args.warmup_steps": steps}
 
 
@@ -142,8 +142,9 @@ def colocate(value: Any, place: Place) -> Ours:
 
 def devices(value: Any, place: Place) -> Ours:
     """Engines come first, the trainer has the others, as in Trinity."""
-    nodes, each = (place.get("cluster", key, default=1) for key in ("node_num", "gpu_per_node"))
-    if is_tiny(place) or not isinstance(nodes, int) or not isinstance(each, int) or not nodes * each:
+    found = (place.get("cluster", key) for key in ("node_num", "gpu_per_node"))
+    nodes, each = (1 if number is None else number for number in found)
+    if is_tiny(place) or not nodes * each:
         return {}
     mode = place.get("mode", default="both")
     if mode == "colocate":
@@ -168,24 +169,17 @@ def devices(value: Any, place: Place) -> Ours:
 
 def _num_engine_devices(place: Place) -> int:
     model = place.mapping("explorer", "rollout_model")
-    sizes = [
-        model.get(key, 1)
-        for key in ("engine_num", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    ]
-    return math.prod(size for size in sizes if isinstance(size, int))
+    sizes = ("engine_num", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(model.get(size) or 1 for size in sizes)
 
 
 def ahead(value: Any, place: Place) -> Ours:
     """How far generation runs ahead, in batches: one, where Trinity lets weights be older than a step."""
-    interval = place.get("synchronizer", "trainer_sync_interval") or place.get(
-        "synchronizer", "sync_interval", default=1
-    )
-    offset = place.get("synchronizer", "sync_offset", default=0)
-    if not isinstance(interval, int) or not isinstance(offset, int):
-        return {}
+    given = place.mapping("synchronizer")
+    interval = given.get("trainer_sync_interval") or given.get("sync_interval") or 1
     if is_alone(None, place):
-        return {"async_generation_ratio": 0 if interval == 1 and offset == 0 else 1}
-    versions = 1 + math.ceil(offset / interval)
+        return {"async_generation_ratio": 0 if tasks.is_synchronous(place) else 1}
+    versions = 1 + math.ceil((given.get("sync_offset") or 0) / interval)
     return {"async_generation_ratio": versions, "synchronizer.sync_interval": interval}
 
 
@@ -280,7 +274,7 @@ def replay(value: Any, place: Place) -> Ours:
 
 
 def retries(value: Any, place: Place) -> Ours:
-    return {"train_env_manager.max_group_attempts": value + 1 if isinstance(value, int) else value}
+    return {} if value is None else {"train_env_manager.max_group_attempts": value + 1}
 
 
 def spare_groups(value: Any, place: Place) -> Ours:

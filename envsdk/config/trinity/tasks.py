@@ -210,19 +210,19 @@ def count(taskset: Mapping[str, Any]) -> int | None:
 def batch_size(place: Place) -> int | None:
     """Prompts of a training step: from the experiences that are trained on, or else from the tasks played."""
     tasks, experiences = place.get("buffer", "batch_size"), place.get("buffer", "train_batch_size")
-    if isinstance(tasks, int) and is_played(place):
-        return tasks  # an experience may be a turn there
-    repeat = place.get("algorithm", "repeat_times", default=1)
-    if isinstance(experiences, int) and experiences and isinstance(repeat, int):
+    if tasks and is_played(place):
+        return int(tasks)  # an experience may be a turn there
+    repeat = repeat_times(place)
+    if experiences:
         if experiences % repeat == 0:
-            return experiences // repeat
-        if not isinstance(tasks, int):
+            return int(experiences // repeat)
+        if not tasks:
             raise AtKey(
-                ("buffer", "train_batch_size"),
+                "train_batch_size",
                 f"{experiences} is not divisible by algorithm.repeat_times={repeat}: a step trains on "
                 f"complete groups; use {experiences // repeat * repeat or repeat}",
             )
-    return tasks if isinstance(tasks, int) else None
+    return int(tasks) if tasks else None
 
 
 def rollout_batch_size(value: Any, place: Place) -> Ours:
@@ -234,8 +234,7 @@ def rollout_batch_size(value: Any, place: Place) -> Ours:
 
 
 def repeat_times(place: Place) -> int:
-    given = place.get("algorithm", "repeat_times")
-    return given if isinstance(given, int) else 1
+    return place.get("algorithm", "repeat_times") or 1
 
 
 def group_size(value: Any, place: Place) -> Ours:
@@ -244,12 +243,10 @@ def group_size(value: Any, place: Place) -> Ours:
 
 def is_synchronous(place: Place) -> bool:
     """Whether weights are never older than the step that they play for."""
-    interval, offset = (place.get("synchronizer", f"sync_{each}") for each in ("interval", "offset"))
-    return (
-        place.get("mode", default="both") in ("both", "colocate")
-        and interval in (None, 1)
-        and offset in (None, 0)
-    )
+    given = place.mapping("synchronizer")
+    interval = given.get("trainer_sync_interval") or given.get("sync_interval")
+    is_alone = place.get("mode", default="both") in ("both", "colocate")
+    return is_alone and interval in (None, 1) and not given.get("sync_offset")
 
 
 def num_steps(place: Place) -> int | None:
@@ -258,8 +255,8 @@ def num_steps(place: Place) -> int | None:
         if isinstance(given := place.get(*key), int):
             return given
     prompts, rows = batch_size(place), _num_rows(place)
-    epochs = place.get("buffer", "total_epochs", default=1)
-    if rows is None or not prompts or not isinstance(epochs, int):
+    epochs = place.get("buffer", "total_epochs") or 1
+    if rows is None or not prompts:
         return None
     return max(1, math.floor(epochs * rows / prompts))
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from envsdk.base.settings.problems import KeyPath, Problem
-from envsdk.config.foreign.row import Place, Row
+from envsdk.config.foreign.row import AtKey, Place, Row
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX
 from envsdk.config.trinity import tasks
 from envsdk.config.trinity.workflow_table import Kind, plain_name, prompts, rewards, workflow_named, workflows
@@ -34,24 +34,9 @@ _UNREAD_TASKS = 100
 """Tasks of an evaluation whose rows are not here."""
 
 
-class About(ValueError):
-    """What is wrong with one of the keys that are converted together."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
-
-
 def task_set(value: Any, place: Place) -> Ours:
     """Everything that follows from the task set and its workflow."""
-    try:
-        if tasks.is_played(place):
-            return played(place)
-        return {**tasks.files(value, place), **_domain(place)}
-    except About as error:
-        if place.path[-1] == error.key:
-            raise
-        return {}  # reported at its own key
+    return played(place) if tasks.is_played(place) else {**tasks.files(value, place), **_domain(place)}
 
 
 def eval_set(value: Any, place: Place) -> Ours:
@@ -107,7 +92,7 @@ def played(place: Place) -> Ours:
             of_val |= _tags({**_inherited(training), **each}, place, suffix=VAL_SUFFIX)
         repeats = {each.get("repeat_times") or 1 for each in held_out}
         if len(repeats) > 1:
-            raise About("repeat_times", "the evaluation sets differ in it: keep one number")
+            raise AtKey("repeat_times", "the evaluation sets differ in it: keep one number")
         if list(of_val.values()) == list(tags.values()):
             of_val = tags  # the split alone tells their tasks apart
         groups = max(len(of_val), sum(tasks.count(each) or _UNREAD_TASKS for each in held_out))
@@ -144,13 +129,13 @@ def _args(taskset: TaskSet, kind: str) -> dict[str, Any]:
     args = taskset.get("workflow_args") or {}
     known = workflow_named(kind).args
     if unknown := [str(name) for name in args if name not in known]:
-        raise About("workflow_args", f"has {', '.join(unknown)}, which is not there for {kind}")
+        raise AtKey("workflow_args", f"has {', '.join(unknown)}, which is not there for {kind}")
     return dict(args)
 
 
 def _lakes(taskset: TaskSet, place: Place, args: Mapping[str, Any], is_eval: bool) -> Tags:
     if args.get("desc") is not None:
-        raise About("workflow_args", "desc: lakes are drawn; leave it out")
+        raise AtKey("workflow_args", "desc: lakes are drawn; leave it out")
     rows = tasks.rows_of(taskset) or []
     sizes = sorted({row["size"] for row in rows if isinstance(row.get("size"), int) and row["size"] > 1})
     chances = [row["p"] for row in rows if isinstance(row.get("p"), float)]
@@ -195,7 +180,7 @@ def _shops(taskset: TaskSet, place: Place, args: Mapping[str, Any], is_eval: boo
 def _reacting(turns: int) -> _Environment:
     def convert(taskset: TaskSet, place: Place, args: Mapping[str, Any], is_eval: bool) -> Tags:
         if args.get("type", "gsm8k") != "gsm8k":
-            raise About("workflow_args", f"type: {args['type']} is not there: gsm8k is")
+            raise AtKey("workflow_args", f"type: {args['type']} is not there: gsm8k is")
         config = {"tools": [_PYTHON], "max_steps": turns}
         return _with_tools(taskset, "python", {"worker_cls": "math", "extract": ["boxed"]}, config, is_eval)
 
@@ -205,7 +190,7 @@ def _reacting(turns: int) -> _Environment:
 def _searching(taskset: TaskSet, place: Place, args: Mapping[str, Any], is_eval: bool) -> Tags:
     client = args.get("search_client_type", "searxng")
     if client not in _SEARCH:
-        raise About("workflow_args", f"search_client_type: {client} is not there: take tavily or searxng")
+        raise AtKey("workflow_args", f"search_client_type: {client} is not there: take tavily or searxng")
     config = {
         "mcp_servers": {"search": {"command": ["npx", "-y", _SEARCH[client]]}},
         "max_steps": args.get("max_turns", 10),
@@ -270,9 +255,9 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
     )
     found = workflow_named(kind)
     if found.kind is not Kind.PROMPTS:
-        raise About("default_workflow_type", f"{kind}: {found.says}")
+        raise AtKey("default_workflow_type", f"{kind}: {found.says}")
     if function is not None and function not in rewards():
-        raise About(
+        raise AtKey(
             "default_reward_fn_type",
             f"the reward {function} is not there; there are {', '.join(rewards())}. Write it as a class of a "
             f"few lines (docs/rewards.md), and set "
@@ -282,7 +267,7 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
     named = settings.pop("reward_name", None)
     penalty = _overlong(settings)
     if settings:
-        raise About(
+        raise AtKey(
             "reward_fn_args",
             f"has {', '.join(map(str, settings))}, which is not there for {function or kind}",
         )
@@ -296,7 +281,7 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
         case "math_ruler_workflow":
             return own, _judge(place, "score")
         case "math_rm_workflow" if named != "math_verify_reward":
-            raise About(
+            raise AtKey(
                 "default_workflow_type",
                 "a reward model is a server that you start: take the reward `judge` (docs/rewards.md)",
             )
@@ -335,7 +320,7 @@ def _overlong(settings: dict[str, Any]) -> dict[str, Any]:
     if not is_on:
         return {}
     if not isinstance(longest, int) or not isinstance(buffer, int):
-        raise About("reward_fn_args", "enable_overlong_penalty needs max_response_length and cache_length")
+        raise AtKey("reward_fn_args", "enable_overlong_penalty needs max_response_length and cache_length")
     lengths = {"max_length": _CHARACTERS * longest, "buffer": _CHARACTERS * buffer}
     return {"length": {"worker_cls": "length", "weight": 1.0 if factor is None else factor, **lengths}}
 

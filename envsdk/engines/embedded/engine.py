@@ -23,8 +23,7 @@ import torch
 
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.base.processes.memory import give_back, give_back_freed, keep_few_kernels
-from envsdk.base.store.language_model import hf_config
-from envsdk.base.store.model_files import stored_dtype
+from envsdk.base.store.model_files import hf_config, stored_dtype
 from envsdk.contracts.failures import Boundary, ConfigurationError, EngineError, Failure
 from envsdk.contracts.held import Held
 from envsdk.engines.core import Core, Counters, Reply
@@ -308,9 +307,7 @@ def _unless_done(
 
 def _load(folder: Path, config: EngineConfig, settings: EmbeddedSettings) -> Decoder[Any]:
     """The decoder for the model in `folder`, with its weights."""
-    if problem := settings.start_problem(
-        folder, sequence_length=config.sequence_length, max_running=config.max_running
-    ):
+    if problem := settings.start_problem(folder, config.sequence_length, config.max_running):
         raise ConfigurationError(str(problem))
     try:
         model_config = hf_config(folder)

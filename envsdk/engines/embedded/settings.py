@@ -49,7 +49,7 @@ class EmbeddedSettings(EngineSettings):
     def may_tell_experts(self) -> bool:
         return True
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+    def start_problem(self, model: Path | None, sequence_length: int, max_running: int) -> Problem | None:
         running = self.max_running or max_running
         if self.kv_slots is None or self.kv_slots >= running:
             return positions_problem(model, sequence_length)

@@ -99,7 +99,7 @@ class SGLangSettings(PassThroughSettings):
             )
         return self
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+    def start_problem(self, model: Path | None, sequence_length: int, max_running: int) -> Problem | None:
         is_given = self.base_url is not None or "context_length" in (self.model_extra or {})
         return None if is_given else positions_problem(model, sequence_length)
 

@@ -109,32 +109,30 @@ class VLLMSettings(PassThroughSettings):
         share = _SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return None if self.kv_cache_memory_bytes else ("gpu_memory_utilization", share)
 
-    def start_problem(self, model: Path | None, *, sequence_length: int, max_running: int) -> Problem | None:
+    def start_problem(self, model: Path | None, sequence_length: int, max_running: int) -> Problem | None:
         if (longest := self.max_model_len or sequence_length) < sequence_length:
             told = f"{longest}, but sequence_length is {sequence_length}; leave it out"
             return Problem(("strategy_config", "max_model_len"), told)
-        undivided = "" if model is None else self._undivided(text_config(model))
-        if undivided:
-            told = f"vLLM cannot share out {undivided} over {self.tensor_parallel_size} devices"
+        if model is not None and (what := self._undivided(text_config(model))):
+            told = f"vLLM cannot share out the model's {what} over {self.tensor_parallel_size} devices"
             return Problem(("strategy_config", "tensor_parallel_size"), told)
         return positions_problem(model, sequence_length)
 
     def _undivided(self, model: Mapping[str, Any]) -> str:
-        """What of a model of these sizes `tensor_parallel_size` does not divide as vLLM 0.32 needs it."""
-        tp, heads = self.tensor_parallel_size, model.get("num_attention_heads") or 0
-        of_heads = model.get("num_key_value_heads") or tp
-        if heads % tp:
-            return f"the model's {heads} attention heads"
-        if model.get("model_type") not in COUNTED:
-            return ""
-        if max(of_heads, tp) % min(of_heads, tp):  # each device has one at least
-            return f"the model's {of_heads} key-value heads"
+        """What of these sizes `tensor_parallel_size` does not divide as vLLM 0.32 needs it."""
+        tp, is_known = self.tensor_parallel_size, model.get("model_type") in COUNTED
+        heads, keys = model.get("num_attention_heads") or 0, model.get("num_key_value_heads") or tp
         name = "moe_intermediate_size" if model.get("moe_intermediate_size") else "intermediate_size"
         is_whole = name.startswith("moe") and (self.model_extra or {}).get("enable_expert_parallel")
-        if not is_whole and (width := model.get(name) or 0) % tp:
-            return f"the model's {name} of {width}"
-        vocabulary = -(-(model.get("vocab_size") or 0) // _VOCABULARY_UNIT) * _VOCABULARY_UNIT
-        return f"a vocabulary of {vocabulary} with padding" if vocabulary % tp else ""
+        width = 0 if is_whole else model.get(name) or 0
+        padded = -(-(model.get("vocab_size") or 0) // _VOCABULARY_UNIT) * _VOCABULARY_UNIT
+        rests = {
+            f"{heads} attention heads": heads % tp,
+            f"{keys} key-value heads": is_known and max(keys, tp) % min(keys, tp),  # each device has one
+            f"{name} of {width}": is_known and width % tp,
+            f"vocabulary of {padded} with padding": is_known and padded % tp,
+        }
+        return next((what for what, rest in rests.items() if rest), "")
 
     def update_problem(self, model_type: str, adapter_rank: int | None) -> Problem | None:
         if not self.enable_lora:
@@ -200,9 +198,7 @@ def end_token(folder: Path | None) -> int | None:
 
 def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -> dict[str, Any]:
     """Arguments of `AsyncEngineArgs`. ConfigurationError when they contradict `config`."""
-    if problem := settings.start_problem(
-        config.model, sequence_length=config.sequence_length, max_running=config.max_running
-    ):
+    if problem := settings.start_problem(config.model, config.sequence_length, config.max_running):
         raise ConfigurationError(str(problem))
     args: dict[str, Any] = {
         "model": str(config.model),

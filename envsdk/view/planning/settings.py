@@ -154,11 +154,8 @@ def _plan(file: PlanFile, path: Path, workload: Workload, devices: int, seed: in
         raise ConfigurationError(f"{path}: {missing} is missing; give it, or a run with --measured")
     search, size = file.search, file.rollout_batch_size
     if not any(size % each == 0 for each in search.group_size or (file.group_size,)):
-        below = size // file.group_size * file.group_size or file.group_size
-        raise ConfigurationError(
-            f"{path}: rollout_batch_size: {size} is not divisible by group_size={file.group_size}, such as "
-            f"{below} is"
-        )
+        told = f"rollout_batch_size: {size} is not divisible by group_size={file.group_size}"
+        raise ConfigurationError(f"{path}: {told}; change one of them")
     sampling = tuple(search.sampling_devices or splits(devices, file.devices_per_engine))
     for each in sampling:
         if each % file.devices_per_engine or not each < devices:

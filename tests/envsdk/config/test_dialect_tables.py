@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from envsdk.config import load_config
+from envsdk.config.foreign.dialect import Dialect
 from envsdk.config.foreign.row import Place
 from envsdk.config.foreign.table import Table, TableRow, read_table
+from envsdk.config.roll.dialect import ROLL
+from envsdk.config.trinity.dialect import TRINITY
+from envsdk.contracts.failures import ConfigurationError
 
 FUNCTIONS = """
 def doubled(value, place, key):
@@ -103,3 +108,33 @@ def test_defaults_are_constants_or_functions_of_the_file(table: Table) -> None:
 def test_a_row_says_one_thing_of_some_key(row: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="says what the key becomes"):
         TableRow.model_validate(row)
+
+
+FILES = {"ROLL": "roll-rlvr-async.yaml", "Trinity-RFT": "trinity-trainer.yaml"}
+
+
+@pytest.mark.parametrize("dialect", [ROLL, TRINITY], ids=lambda dialect: dialect.name)
+def test_a_number_that_may_not_be_is_said_alone_at_its_own_key(dialect: Dialect) -> None:
+    file = Path(__file__).parent / "reference" / FILES[dialect.name]
+    numbers = [(row.key, kind) for row, kind in dialect.table().numbers if "*" not in row.key]
+    assert len(numbers) > 5
+    for pattern, kind in numbers:
+        key = ".".join(part.split("|")[0] for part in pattern.split("."))
+        for wrong in ("-1", "word"):
+            with pytest.raises(ConfigurationError) as refused:
+                load_config(file, [f"{key}={wrong}"], to_explain=True)
+            shown = wrong if wrong == "-1" else repr(wrong)
+            assert str(refused.value).splitlines()[1:] == [f"  {key} (override): must be {kind}, not {shown}"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "section"),
+    [(ROLL, "rewards"), (ROLL, "actor_train"), (TRINITY, "cluster"), (TRINITY, "algorithm.optimizer")],
+)
+def test_a_number_where_a_section_belongs_is_said_alone(dialect: Dialect, section: str) -> None:
+    file = Path(__file__).parent / "reference" / FILES[dialect.name]
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(file, [f"{section}=3"], to_explain=True)
+    assert str(refused.value).splitlines()[1:] == [
+        f"  {section} (override): must be a section of keys, not 3"
+    ]

@@ -79,7 +79,7 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (
             QWEN3,
             ["actor_train.model_args.device=gpu"],
-            "actor_train.model_args.device (override): no device of PyTorch: write cpu, cuda or cuda:0",
+            "actor_train.model_args.device (override): must match ^(cpu|cuda|",
         ),
         ({**QWEN3, "hidden_size": "64"}, [], "hidden_size must be a whole number, not '64'"),
         ({**QWEN3, "hidden_size": "64"}, [MEGATRON], "hidden_size must be a whole number, not '64'"),
@@ -103,7 +103,7 @@ ONE_RANK = "actor_train.device_mapping=[0]"
         (
             {**QWEN3, "num_attention_heads": 6, "num_key_value_heads": 3},
             [VLLM, f"{INFER}.strategy_config.tensor_parallel_size=3"],
-            "cannot share out a vocabulary of 64 with padding over 3 devices",
+            "cannot share out the model's vocabulary of 64 with padding over 3 devices",
         ),
         (
             QWEN3,

@@ -554,8 +554,8 @@ def test_the_generic_path_can_be_asked_for(folders: Callable[[str], Path]) -> No
     ("changes", "message"),
     [
         ({"sequence_length": 4096}, "max_position_embeddings"),
-        ({"kv_slots": 2}, "kv_slots is 2, but max_running is 4"),
-        ({"device": "warp"}, "device 'warp'"),
+        ({"kv_slots": 2}, "kv_slots: 2 are too few for the 4 requests"),
+        ({"device": "warp"}, "not 'warp'"),
         ({"dtype": "float8"}, "dtype: must be"),
         ({"max_runing": 3}, "did you mean `max_running`"),
     ],
