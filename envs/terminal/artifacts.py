@@ -16,6 +16,8 @@ from dataclasses import dataclass
 _MODE = 0o755
 """What may be set of a file's mode: nobody else writes, and no program runs as its owner."""
 _MAX_NAMED = 5
+_MAX_PATH_BYTES = 1024
+"""Longer ones may be more than a path is allowed to be in the verifier's box, or around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,8 @@ class _Kept:
         """Why an entry is not taken; empty where it is."""
         if name.startswith(("/", "../")) or name == ".." or "\0" in name:
             return "leads out of the artifact"
+        if len(name.encode(errors="surrogateescape")) > _MAX_PATH_BYTES:
+            return f"has a path of over {_MAX_PATH_BYTES:,} bytes"
         if "." not in self.kinds and not (name == "." and member.isdir()) and name != self.name:
             return "is not the artifact"
         if any(self.kinds.get(parent) not in (None, "folder") for parent in _parents(name)):

@@ -41,6 +41,7 @@ MAX_REWARD_BYTES = 1 << 20
 SHOWN_OUTPUT = 4000
 EMPTY = f"""\
 for folder in {TESTS} {VERIFIER_LOGS}; do [ ! -d $folder ] || [ -h $folder ] || chmod -R u+rwX $folder; done
+[ -d /logs ] || rm -f /logs
 rm -rf {TESTS} {VERIFIER_LOGS} && mkdir -p {VERIFIER_LOGS} && chmod 777 {VERIFIER_LOGS}
 """
 """Removes what checked before, or what an agent has put in its place."""

@@ -22,6 +22,7 @@ from envsdk.envs.terminal.harbor.inputs import inputs, packed
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
+from envsdk.rewards.sandbox import SandboxError
 
 _PRINTED = 500
 """Characters of a verifier's output that an error shows."""
@@ -63,8 +64,8 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
         if digest not in _problems:
             try:
                 found = "" if file.is_file() else await _problem(task, boxes, bounds, reward_key)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{task.id}: {str(error).removeprefix(f'{task.id}: ')}") from None
+            except (BoxBroken, ConfigurationError, SandboxError) as error:
+                raise type(error)(f"{task.id}: {str(error).removeprefix(f'{task.id}: ')}") from error
             _problems[digest] = found
         if _problems[digest]:
             raise ConfigurationError(f"{task.id} cannot be used: {_problems[digest]}")

@@ -32,7 +32,11 @@ def _inputs(folder: Path, rules: Sequence[tuple[Path, Any]] | None) -> Iterator[
         require(IGNORE_FILE, "pathspec")
         from pathspec import GitIgnoreSpec
 
-        rules = [*rules, (folder, GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines()))]
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{file}: it is no UTF-8: {error}") from None
+        rules = [*rules, (folder, GitIgnoreSpec.from_lines(lines))]
     for path in sorted(folder.iterdir()):
         name = path.name + "/" * path.is_dir()
         said = [spec.check_file(f"{path.parent.relative_to(top)}/{name}") for top, spec in rules or ()]

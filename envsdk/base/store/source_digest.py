@@ -1,9 +1,10 @@
-"""A digest of the sources of the packages that define some classes or functions."""
+"""Digests of what decides how environments play: the sources of their packages, the data that they name."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import Any
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*):\S")
 _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
 """Bases of every environment are defined there."""
+_READ_BYTES = 256 << 20
+"""So much of data is read."""
 
 
 def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
@@ -29,6 +32,25 @@ def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
             digest.update(f"{root}:{file.name}:".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def data_digest(arguments: Mapping[str, Any]) -> str:
+    """Changes with the files and folders that arguments called `data...` name; empty where none does.
+
+    Contents count, and of files that would bring more than 256 MB to be read their sizes and times.
+    """
+    texts = [text for name, text in sorted(arguments.items()) if name.startswith("data")]
+    roots = [Path(text).expanduser() for text in texts if isinstance(text, str | os.PathLike)]
+    digest, to_read, is_found = hashlib.sha256(), _READ_BYTES, False
+    for root in roots:
+        for file in [root] if root.is_file() else sorted(root.rglob("*")):
+            if not file.is_file():
+                continue
+            found, is_found = file.stat(), True
+            to_read -= found.st_size
+            digest.update(f"{file.relative_to(root)}\0{found.st_size}\0".encode(errors="surrogateescape"))
+            digest.update(file.read_bytes() if to_read >= 0 else str(found.st_mtime_ns).encode())
+    return digest.hexdigest()[:16] if is_found else ""
 
 
 def _modules_of(each: Any) -> Iterator[str]:

@@ -23,6 +23,7 @@ from envsdk.base.plugins import load_plugin
 from envsdk.base.processes.call_watch import CALLS
 from envsdk.base.processes.interrupts import noticing_ctrl_c
 from envsdk.base.registry import make
+from envsdk.base.store.source_digest import data_digest
 from envsdk.config.plugins import (
     ENV_MANAGERS,
     environment_class,
@@ -97,7 +98,8 @@ class Player:
             "tags": {
                 tag: {
                     "env_type": setup.blueprint.spec.id,
-                    "env_config": {**setup.blueprint.spec.kwargs, **setup.blueprint.env_config},
+                    "env_config": (given := {**setup.blueprint.spec.kwargs, **setup.blueprint.env_config}),
+                    **({"data": digest} if (digest := data_digest(given)) else {}),
                     "max_steps": setup.max_turns,
                     "max_new_tokens": setup.max_new_tokens if asked is not None else None,
                     **_shown_response_length(setup, is_limit=asked is not None),

@@ -160,6 +160,7 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
         ({"task.toml": "x ="}, "task.toml: Invalid value"),
         ({"task.toml": 'schema_version = "1.5"'}, "schema_version: '1.5': known are 1.0 to 1.4"),
         ({"task.toml": "[agent]\ntimeout_sec = 'long'"}, "agent.timeout_sec: must be a number, not 'long'"),
+        ({"task.toml": "[verifier]\ntimeout_sec = nan"}, "verifier.timeout_sec: must be a finite number"),
         ({"task.toml": "[environment]\nmemory = '2'"}, "environment: '2' is no size such as '2G'"),
         ({"task.toml": "[environment]\nos = 'Windows'", "tests/test.sh": None}, "environment.os: windows"),
         ({"task.toml": "artifacts = ['/a/../b']"}, "artifacts[0]: source '/a/../b' must not hold `..`"),
@@ -283,6 +284,13 @@ def test_what_harborignore_names_stays_out_of_the_box_by_gits_patterns(tmp_path:
             ".",
             *(str(p.relative_to(folder / "tests")) for p in inputs(folder / "tests")),
         }
+
+
+def test_a_harborignore_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = write_task(tmp_path)
+    (folder / "tests/.harborignore").write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match=r"tests/\.harborignore: it is no UTF-8"):
+        packed(folder / "tests")
 
 
 def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from envsdk.base.store.source_digest import source_digest
+from envsdk.base.store.source_digest import data_digest, source_digest
 from envsdk.envs.frozen_lake import FrozenLakeEnv
 from envsdk.envs.sokoban.env import SokobanEnv
 
@@ -82,3 +82,24 @@ def test_environments_that_ship_count_one_by_one() -> None:
     assert source_digest([FrozenLakeEnv]) != source_digest([SokobanEnv])
     assert source_digest([FrozenLakeEnv, SokobanEnv]) == source_digest([SokobanEnv, FrozenLakeEnv])
     assert source_digest([]) == source_digest([loaded("envsdk.contracts.env").TextEnv])
+
+
+def test_data_that_arguments_name_counts(tmp_path: Path) -> None:
+    tasks, rows = tmp_path / "tasks", tmp_path / "rows.json"
+    (tasks / "one").mkdir(parents=True)
+    (tasks / "one/test.sh").write_text("echo 1")
+    rows.write_text("[]")
+    arguments = {"data": str(tasks), "data_dir": rows, "split": "train", "size": 4, "data_seed": 3}
+    seen = {data_digest(arguments)}
+    assert data_digest({**arguments, "split": str(rows)}) in seen
+    for change in (
+        lambda: (tasks / "one/test.sh").write_text("echo 0"),
+        lambda: (tasks / "two").write_text(""),
+        lambda: (tasks / "two").rename(tasks / "three"),
+        lambda: rows.write_text("{}"),
+    ):
+        change()
+        found = data_digest(arguments)
+        assert found not in seen
+        seen.add(found)
+    assert data_digest({"size": 4, "data": None, "data_dir": str(tmp_path / "absent")}) == ""
