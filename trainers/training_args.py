@@ -64,7 +64,7 @@ class LoRAArgs(StrictSettings):
     path: ClassVar[tuple[str, ...]] = ("strategy_config", "lora")
     """Where it stands in `strategy_args`."""
 
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=1, le=4096)
     """Rank of the two matrices of each adapted one."""
     alpha: float = Field(default=0.0, ge=0.0)
     """The adapter's output is multiplied by alpha / rank; 0 stands for twice the rank."""

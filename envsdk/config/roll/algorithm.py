@@ -116,10 +116,14 @@ def _statistics(place: Place) -> tuple[str, str]:
             f"reward_normalization.grouping: {grouping} is not there: traj_group_id, tags or batch"
         )
     given = "batch" if grouping == "batch" else "group"
-    by_method = {"mean": (given, "none"), "mean_std": (given, given), "asym_clip": (given, given)}
+    whole = {"mean_std": (given, given), "asym_clip": (given, given)}
+    by_method = {"identity": ("none", "none"), "mean": (given, "none"), **whole}
+    if str(method) not in by_method:
+        known = ", ".join(by_method)
+        raise ValueError(f"reward_normalization.method: {method} is not there: one of {known}")
     found = [
         section.get(f"norm_{part}_type") or default
-        for part, default in zip(("mean", "std"), by_method.get(str(method), ("none", "none")), strict=True)
+        for part, default in zip(("mean", "std"), by_method[method], strict=True)
     ]
     group = {"batch": "batch", "tags": "tag"}.get(grouping, "group")
     mean, std = _known(found, {"none": "none", "batch": "batch", "group": group})

@@ -446,6 +446,10 @@ def test_gigpo_divides_by_deviations_where_the_file_does(method: str, divides: b
     [
         (["reward_normalization: {grouping: traj_group_id, methodd: mean}"], "did you mean `method`"),
         (["reward_normalization: {grouping: turn}"], "traj_group_id, tags or batch"),
+        (
+            ["reward_normalization: {method: meanstd}"],
+            "meanstd is not there: one of identity",
+        ),
         (["reward_normalization: {norm_std_type: all}"], "batch, group or null"),
         (["adv_estimator: gigpo", "reward_normalization: {method: mean}"], "compares within the group"),
         (["adv_estimator: gigpo", GROUPS, "reward_clip: 1", "whiten_advantages: true"], "whiten_advantages"),

@@ -194,6 +194,7 @@ async def test_a_grammar_that_is_none_is_refused_by_name_and_one_that_is_not_reg
     async with serving(folder) as (client, session):
         for tool, param, said in [
             (custom("start: patch"), "tools[1].format.definition", "`edit`: `patch` is not defined"),
+            (custom(""), "tools[1].format.definition", "`edit`: is missing or empty"),
             (custom("((", "regex"), "tools[].format", "unclosed group"),
             (custom("a", "ebnf"), "tools[1].format.syntax", "'lark' or 'regex'"),
         ]:

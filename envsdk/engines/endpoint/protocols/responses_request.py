@@ -220,7 +220,9 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
             problem = f"two tools have the name `{name}`" if tool.name else "a tool has no name"
             raise invalid(f"tools[{number}]", problem)
         names[name] = namespace, tool
-        if tool.format is not None and tool.format.definition:
+        if tool.format is not None and tool.format.type == "grammar":
+            if not tool.format.definition:
+                raise invalid(f"tools[{number}].format.definition", f"`{name}`: is missing or empty")
             try:
                 patterns[name] = input_pattern(tool.format.syntax, tool.format.definition)
             except Inexpressible:
