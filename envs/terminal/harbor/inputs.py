@@ -27,7 +27,7 @@ def inputs(folder: Path) -> Iterator[Path]:
 
 
 def _inputs(folder: Path, rules: Sequence[tuple[Path, Any]] | None) -> Iterator[Path]:
-    """By the rules from above; None: there are none."""
+    """`rules` are those from above; None: there are none."""
     if rules is not None and (file := folder / IGNORE_FILE).is_file():
         require(IGNORE_FILE, "pathspec")
         from pathspec import GitIgnoreSpec

@@ -157,14 +157,17 @@ def value_problem(details: Any) -> str:
                 f"{shown(value)} holds characters that are not allowed; use letters, digits, `.`, `_` and `-`"
             )
         return f"must match {pattern}, not {shown(value)}"
+    if kind == "too_short":  # of what may be long, or secret
+        return f"{_rule(details)}, not {details['ctx']['actual_length']}"
     return f"{_rule(details)}, not {shown(value)}{_quoting_hint(kind, value)}"
 
 
 def _rule(details: Any) -> str:
     """What the value must be: our words for pydantic's."""
     if details["type"] == "too_short":
-        least = details["ctx"]["min_length"]
-        return f"must have at least {least} {'entry' if least == 1 else 'entries'}"
+        least, is_text = details["ctx"]["min_length"], isinstance(details["input"], str)
+        what = "characters" if is_text else "entry" if least == 1 else "entries"
+        return f"must have at least {least} {what}"
     rule = _ARTICLES.get(details["type"]) or re.sub(r"^(Input|Value) should", "must", details["msg"])
     if rule.startswith("must be a list") and re.fullmatch(r"[\w./:-]+", str(details["input"])):
         rule = f"must be a list, such as [{details['input']}]"

@@ -62,7 +62,8 @@ def test_a_shipped_example_loads_by_its_bare_name(
     asks_for_more = any(each in example for each in ("one_gpu", "smollm2", "harness", "distill"))
     loaded = load_config(example, to_explain=asks_for_more)
     # The programs of a job share a folder.
-    assert loaded.config.exp_name == re.sub("_(trainer|explorer)$", "_job", Path(example).stem)
+    name = re.sub("_(trainer|explorer)$", "_job", Path(example).stem)
+    assert loaded.config.exp_name == name + "_Claude" * example.endswith("programs.yaml")
     assert load_config(Path(example).stem, to_explain=asks_for_more).config == loaded.config
 
 

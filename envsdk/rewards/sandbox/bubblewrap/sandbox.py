@@ -65,7 +65,7 @@ class Surroundings:
     forked: SharedLayers
     trees: Trees
     layers: Layers
-    """Of roots."""
+    """Layers of roots."""
     cgroups: CgroupRoot | None
     slots: asyncio.Semaphore
 

@@ -301,8 +301,9 @@ def test_a_folder_that_does_not_say_is_not_estimated(
     with pytest.raises(LookupError, match=re.escape(said)):
         model_sizes(folder)
     given = [f"pretrain={folder}", "sequence_length=256"]
-    if said == "cannot be read" and (folder / "config.json").exists():
-        with pytest.raises(ConfigurationError, match="cannot load the model in"):
+    text = (folder / "config.json").read_text() if (folder / "config.json").exists() else ""
+    if text == "{" or '"num_hidden_layers": "4"' in text:
+        with pytest.raises(ConfigurationError, match=r"cannot be read|must be a whole number, not '4'"):
             load_config("agentic_async.yaml", given, to_explain=True)
     else:
         assert "memory" in explain(load_config("agentic_async.yaml", given, to_explain=True))
