@@ -226,6 +226,8 @@ class CustomEnv(Section):
 
     @model_validator(mode="after")
     def _goes_with_its_context(self) -> Self:
+        if self.players is not None and self.context == "compact":
+            raise ValueError("context: compact takes no players, since a summary is nobody's turn")
         for key, kind in (("context_window", "window"), ("compact_at", "compact")):
             is_given = getattr(self, key) is not None
             if is_given and self.context != kind:
@@ -238,8 +240,6 @@ class CustomEnv(Section):
     def _players_include_the_policy(self) -> Self:
         if self.players is not None and POLICY not in self.player_names:
             raise ValueError(f"players: none of them is {POLICY}, the player that is trained; name it")
-        if self.players is not None and self.context == "compact":
-            raise ValueError("context: compact takes no players, since a summary is nobody's turn")
         return self
 
     @property
