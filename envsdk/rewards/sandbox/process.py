@@ -102,6 +102,7 @@ class Process:
         """
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
+        is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         with contextlib.ExitStack() as undone:
             if status is not None:
                 _orphans.adopt()
@@ -117,6 +118,7 @@ class Process:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_heed_interrupts if is_deaf else None,
                     bufsize=0,
                 )
             finally:
@@ -310,6 +312,11 @@ class _Orphans:
 
 
 _orphans = _Orphans()
+
+
+def _heed_interrupts() -> None:
+    """In a child: what a script starts in its background ignores Ctrl-C, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _ready(descriptor: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 
@@ -219,6 +220,23 @@ async def test_a_flood_is_shown_and_interrupted(terminal: Terminal) -> None:
     assert (await terminal.send(["C-c"], WAIT_S)).text.rstrip().endswith("$")
     screen = await terminal.send(["head -c 200000 /dev/urandom; reset; echo sane", "Enter"], WAIT_S)
     assert "sane" in (await terminal.send(["C-c", "C-u", "echo sane", "Enter"], WAIT_S)).text
+
+
+@in_sandbox
+async def test_keys_interrupt_also_where_a_script_has_started_this_program_in_its_background(
+    start: Start,
+) -> None:
+    """Such a program ignores interrupts, and its children would."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        terminal = await open_terminal(await start())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    said = (await terminal.send(["grep SigIgn /proc/self/status", "Enter"], WAIT_S)).text
+    await terminal.close()
+    ignored = re.search(r"SigIgn:\s*([0-9a-f]+)", said)
+    assert ignored
+    assert not int(ignored[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 @in_sandbox
