@@ -12,6 +12,7 @@ environment in a process of its own, where this ends only one episode.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -176,15 +177,21 @@ def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
     signal.signal(signal.SIGTERM, _end)
     die_with_parent()
     CALLS.share(memoryview(calls).cast("B").cast("d"))
+    with contextlib.suppress(
+        ThreadInterrupted
+    ):  # asked for, also while it sends
+        pipe.send(_played(share, pipe.send))
+
+
+def _played(share: Share[Any], send: Callable[[Any], None]) -> Exception | None:
+    """The error that ended it."""
     try:
-        share.play(pipe.send)
-        pipe.send(None)
-    except ThreadInterrupted:
-        pass  # the supervisor asked for it
+        share.play(send)
     except EnvsdkError as error:
-        pipe.send(error)
+        return error
     except Exception:  # noqa: BLE001 - boundary: the supervisor raises it
-        pipe.send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+        return RuntimeError(f"in a worker process:\n{traceback.format_exc()}")
+    return None
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
