@@ -177,9 +177,7 @@ def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
     signal.signal(signal.SIGTERM, _end)
     die_with_parent()
     CALLS.share(memoryview(calls).cast("B").cast("d"))
-    with contextlib.suppress(
-        ThreadInterrupted
-    ):  # asked for, also while it sends
+    with contextlib.suppress(ThreadInterrupted):  # asked for, also while it sends
         pipe.send(_played(share, pipe.send))
 
 
