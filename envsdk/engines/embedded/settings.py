@@ -29,7 +29,7 @@ class EmbeddedSettings(EngineSettings):
     """Weights and KV cache: `float32`, `bfloat16`, or `auto`, the checkpoint's own where the processor
     multiplies it, else float32. Log-probabilities are always computed in float32."""
     device: Device = "cpu"
-    """Any PyTorch device."""
+    """A torch device such as `cpu` or `cuda:0`."""
     max_running: PositiveInt | None = None
     """Requests decoded together; overrides the engine's general setting."""
     kv_slots: PositiveInt | None = None
