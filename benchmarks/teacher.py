@@ -1,6 +1,6 @@
 """A small policy that learns the quickstart's tasks from a larger teacher, or from rewards.
 
-    python benchmarks/teacher.py             table, three minutes on a core
+    python benchmarks/teacher.py             table, a minute once both policies are made
     python benchmarks/teacher.py --docs      ... and the figure into docs/images
 
 The teacher is the quickstart's warm-started policy. The student has imitated the same demonstrations and is a
