@@ -147,24 +147,24 @@ class VLLMSettings(PassThroughSettings):
 
     def sampling_memory(self, model: ModelSizes, *, num_replies: int, num_tokens: int) -> Memory:
         """In bytes; see `EstimatesSampling`."""
-        return self.weights_and_keys(
+        memory = self.weights_and_keys(
             model,
             FLOAT32 if self.dtype == "float32" else BFLOAT16,  # vLLM's `auto` is half precision
             num_replies,
             num_tokens,
             num_devices=self.tensor_parallel_size,
         )
+        size = self.kv_cache_memory_bytes
+        return {"weights": memory["weights"], "keys and values": size} if size else memory
 
     def support_problem(self, sampling: SamplingShape, *others: SamplingShape) -> str:
         if self.return_sampling_mask is False:
             return "return_sampling_mask is false"
         if self.logprobs != "sampling":
             return "vLLM tells them with `logprobs: sampling` alone"
-        bounded = all(each.top_k > 0 and each.temperature > 0 for each in (sampling, *others))
-        needed = (
-            "vLLM tells them only if all replies, evaluations included, have a top_k and a temperature > 0"
-        )
-        return "" if bounded else needed
+        if all(each.top_k > 0 and each.temperature > 0 for each in (sampling, *others)):
+            return ""
+        return "vLLM tells them only if all replies, evaluations included, have a top_k and a temperature > 0"
 
     def identity(self) -> dict[str, Any]:
         return {"logprobs": self.logprobs} | ({"dtype": self.dtype} if self.dtype else {})
@@ -237,5 +237,4 @@ def engine_args(config: EngineConfig, settings: VLLMSettings, *, on_cpu: bool) -
                 "request with a seed is computed in pieces; leave it out"
             )
     own = {"logprobs", "kv_after_update", "num_threads", "max_model_len"}
-    given = settings.model_dump(exclude=own)
-    return args | {name: value for name, value in given.items() if value is not None}
+    return args | settings.model_dump(exclude=own, exclude_none=True)

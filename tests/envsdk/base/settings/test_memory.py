@@ -337,6 +337,13 @@ def test_a_quantized_engine_holds_smaller_layers_and_keys() -> None:
     assert list(small.values())[1] * 2 == list(plain.values())[1]
 
 
+def test_a_cache_of_stated_size_takes_that_size_whatever_runs() -> None:
+    stated = VLLMSettings(kv_cache_memory_bytes=8 * 2**30, gpu_memory_utilization=0.2)
+    for number in (1, 100):
+        memory = stated.sampling_memory(LARGE, num_replies=number, num_tokens=1000)
+        assert memory == {"weights": BFLOAT16 * LARGE.num_parameters, "keys and values": 8 * 2**30}
+
+
 def test_a_tied_head_that_is_stored_counts_once(tmp_path: Path) -> None:
     model = make_model("qwen3")
     model.save_pretrained(tmp_path)
