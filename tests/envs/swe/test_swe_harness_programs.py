@@ -122,7 +122,7 @@ def test_a_policy_learns_through_a_program_which_edit_is_right(name: str, tag: s
         cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(read_metrics(tmp_path / "runs" / f"agentic_swe_harness_{tag}" / "metrics.jsonl"))
+    rows = list(read_metrics(tmp_path / "runs" / f"agentic_swe_harness_programs_{tag}" / "metrics.jsonl"))
     norms = [row["actor/grad_norm"] for row in rows if "actor/grad_norm" in row]
     gaps = [row["actor/logprob_gap_max"] for row in rows if "actor/logprob_gap_max" in row]
     assert len(norms) == 2
