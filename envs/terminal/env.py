@@ -24,7 +24,7 @@ from envsdk.envs.terminal.judge import CHECKED, Checked
 from envsdk.envs.terminal.replies import ActionFormat, format_command, read_keys
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
-from envsdk.envs.terminal.task_list import task_list
+from envsdk.envs.terminal.task_list import TaskList, task_list
 from envsdk.envs.terminal.texts import render_end, render_task
 from envsdk.envs.terminal.validation import demand_sound, play, solution_command
 from envsdk.rewards.sandbox import SandboxError
@@ -63,6 +63,15 @@ class TerminalArguments(ShellArguments):
     variables: Mapping[str, str] | None = None
     """Values of the variables that a task takes from its host: `${VAR}`. Nothing else of this process is
     shown to tasks."""
+
+    @property
+    def has_network(self) -> bool:
+        return bool((self.backend_settings or {}).get("network"))
+
+    def task_list(self) -> TaskList:
+        """The tasks that are played. Raises ConfigurationError, as `task_list`."""
+        how: dict[str, Any] = {"skips_refused": self.skip_refused, "has_network": self.has_network}
+        return task_list(self.data, self.split, self.ids, self.num_tasks, backend=self.backend, **how)
 
 
 class NoSolution(Exception):
@@ -105,22 +114,14 @@ class TerminalEnv(ShellEnv[State, Session]):
         self.max_steps, self.render_mode = args.max_steps, args.render_mode
         self._args = args
         settings = backend_settings(args)
-        self._tasks = task_list(
-            args.data,
-            args.split,
-            args.ids,
-            args.num_tasks,
-            skips_refused=args.skip_refused,
-            has_network=bool(settings.get("network")),
-            backend=args.backend,
-        )
+        self._tasks = args.task_list()
         self.num_tasks = len(self._tasks)
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
             identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),
             limits=args.limits or {},
             variables=args.variables or {},
-            has_network=bool(settings.get("network")),
+            has_network=args.has_network,
         )
         self._bounds = Bounds(bytes=args.max_artifact_mb << 20, files=args.max_artifact_files)
 
