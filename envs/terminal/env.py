@@ -205,7 +205,7 @@ class TerminalEnv(ShellEnv[State, Session]):
         except (BoxBroken, NoReward, SandboxError) as error:
             is_machines = isinstance(error, SandboxError) and not isinstance(error, BoxRuined)
             is_spoiled = is_shared and not (is_machines and not await session.ruined())
-            await self.close()
+            await session.close()
             if not is_spoiled or not await self._works(state.task):
                 raise
             gate, how = "", CHECKED[stage.verifier.mode]

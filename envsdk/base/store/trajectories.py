@@ -435,19 +435,18 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
     columns["success"] = list(map(bool, columns["success"]))
     has_names = "task_name" in batch.schema.names
-    names = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
+    columns["task_name"] = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
     failures = batch.column("failure").to_pylist()
     turns, tokens, seats = _turns_from_batch(batch), _tokens_from_batch(batch), _seats_from_batch(batch)
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
     return [
         Trajectory(
-            **{name: columns[name][row] for name in _PLAIN},
+            **{name: columns[name][row] for name in (*_PLAIN, "task_name")},
             task=Task(tag=columns["tag"][row], split=columns["split"][row], index=columns["index"][row]),
             outcome=Outcome(columns["outcome"][row]),
             turns=tuple(turns[first:last]),
             tokens=tokens[row],
             seats=seats[row],
-            task_name=names[row],
             failure=None
             if failure is None
             else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
