@@ -117,22 +117,29 @@ def _is_played(bits: float | None, how: WeakTasks, chance: random.Random) -> boo
     return how == "down_weight" and chance.random() < bits / ENOUGH_BITS
 
 
-def notes(**keywords: Any) -> list[str]:
+def notes(
+    *,
+    data: str | None = None,
+    split: Any = "auto",
+    instance_ids: Sequence[str] | None = None,
+    num_tasks: int | None = None,
+    repositories: str | None = None,
+    weak_tasks: str = "refuse",
+    **_: Any,
+) -> list[str]:
     """What is said before a run trains on tasks of a file."""
-    from envsdk.envs.swe.env import SWEArguments  # which plays lists of this module
-
-    args = SWEArguments.model_validate(keywords)
-    if (data := args.data) is None:
+    if data is None:
         return []
-    tasks = task_list(data, args.split, args.ids, args.num_tasks, args.repositories).tasks
+    ids = tuple(instance_ids) if instance_ids else None
+    tasks = task_list(data, split, ids, num_tasks, repositories).tasks
     bits = [known_hidden_bits(task) for task in tasks]
     weak = sum(known is not None and known < ENOUGH_BITS for known in bits)
     becomes = {
         "refuse": "not trained on",
         "down_weight": "trained on less often, the fewer bits they hide",
         "pay": "trained on and paid as any other, so a guess may be rewarded",
-    }[args.weak_tasks]
-    said = [f"{weak} of {len(tasks)} tasks of {data} are weak and {becomes} (weak_tasks: {args.weak_tasks})"]
+    }[weak_tasks]
+    said = [f"{weak} of {len(tasks)} tasks of {data} are weak and {becomes} (weak_tasks: {weak_tasks})"]
     if unknown := bits.count(None):
         said.append(
             f"{unknown} of {len(tasks)} tasks of {data} are not validated yet; each is before it is first "
