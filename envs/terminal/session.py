@@ -89,6 +89,10 @@ class Session:
         self._stage = stage
         await _prepare(box, stage)
 
+    async def ruined(self) -> bool:
+        """Whether the policy has left a box in which nothing runs any more."""
+        return await (await self._agents()).ruined()
+
     async def close(self) -> None:
         """Remove the box. Idempotent."""
         await self._leave_terminal()

@@ -66,16 +66,14 @@ _TO_PYTHON: dict[pa.DataType, Callable[[Any], Any]] = {pa.bool_(): bool, pa.floa
 """Environments may report numbers of NumPy's types, which Arrow does not take for Python's."""
 
 
-def _each(
-    name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None, *, is_nullable: bool = False
-) -> Column:
+def _each(name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None) -> Column:
     """A column with one plain value per row; without `get` it is the attribute of that name."""
     get = get or attrgetter(name)
 
     def array(rows: Rows) -> pa.Array:
         return _text(map(get, rows)) if value_type == pa.string() else _numbers(map(get, rows), value_type)
 
-    return Column(name, value_type, array, is_nullable)
+    return Column(name, value_type, array)
 
 
 def _numbers(values: Iterable[Any], value_type: pa.DataType) -> pa.Array:
@@ -260,9 +258,9 @@ COLUMNS = (
     _each("index", pa.int64(), attrgetter("task.index")),
     _each("seed", pa.int64()),
     _each("outcome", pa.string(), attrgetter("outcome.value")),
-    _each("success", pa.bool_(), lambda trajectory: trajectory.score[0], is_nullable=True),
+    _each("success", pa.bool_(), lambda trajectory: trajectory.score[0])._replace(is_nullable=True),
     _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
-    _each("total_reward", pa.float64(), lambda trajectory: trajectory.score[1], is_nullable=True),
+    _each("total_reward", pa.float64(), lambda trajectory: trajectory.score[1])._replace(is_nullable=True),
     Column("turns", _TURNS, _turn_lists),
     *map(_column_of_turns, ("state_hashes", "details")),
     _each("final_observation", pa.string()),
@@ -437,19 +435,18 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
     columns["success"] = list(map(bool, columns["success"]))
     has_names = "task_name" in batch.schema.names
-    names = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
+    columns["task_name"] = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
     failures = batch.column("failure").to_pylist()
     turns, tokens, seats = _turns_from_batch(batch), _tokens_from_batch(batch), _seats_from_batch(batch)
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
     return [
         Trajectory(
-            **{name: columns[name][row] for name in _PLAIN},
+            **{name: columns[name][row] for name in (*_PLAIN, "task_name")},
             task=Task(tag=columns["tag"][row], split=columns["split"][row], index=columns["index"][row]),
             outcome=Outcome(columns["outcome"][row]),
             turns=tuple(turns[first:last]),
             tokens=tokens[row],
             seats=seats[row],
-            task_name=names[row],
             failure=None
             if failure is None
             else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
