@@ -4,9 +4,11 @@
 
 `end` may be called at any time and any number of times; the first reason counts.
 
-The first process of a namespace outlives the launcher that made it, and nobody would bury it where the
-machine's own first process does not, as in a container without an init. So this process adopts orphans while
-such launchers run, and buries those whose handles it holds; it asks for no other child.
+Where processes outlive their command, `Drains` takes what they print on its pipe.
+
+The first process of a namespace, or of a command in it, outlives the launcher that made it, and nobody would
+bury it where the machine's own first process does not, as in a container without an init. So this process
+adopts orphans while such launchers run, and buries those whose handles it holds; it asks for no other child.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import IO, Self
 
 from envsdk.rewards.sandbox.contract import ExecEnd
 from envsdk.rewards.sandbox.output import HeadTail
@@ -30,6 +33,12 @@ from envsdk.rewards.sandbox.output import HeadTail
 _PR_SET_CHILD_SUBREAPER = 36
 GONE_TIMEOUT_S = 20.0
 """How long killed processes may take to end; longer is a fault of the machine, such as a disk that hangs."""
+MAX_PIPE_READS = 16
+"""The largest pipe that a user may have, in pieces of what is read at once."""
+MAX_DRAINS = 16
+"""Of one sandbox."""
+DRAIN_S = 0.05
+"""Between two looks at a pipe that has something to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +87,8 @@ class Process:
     _started: float
     _status: _Status = field(default_factory=_Status)
     _inside_fd: int | None = None
+    _is_inside: asyncio.Event = field(default_factory=asyncio.Event)
+    _drains: Drains | None = None
     _returncode: int | None = None
     _reason: ExecEnd | None = None
     _deadline: asyncio.TimerHandle | None = None
@@ -93,11 +104,13 @@ class Process:
         status: tuple[int, int] | None,
         keep: int,
         max_output: int,
+        drains: Drains | None = None,
     ) -> Self:
         """Start `argv` in a session of its own.
 
         Args:
             stdin: Descriptor that becomes its standard input.
+            drains: Gets the pipe of its output, where that is still open at the end.
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
@@ -141,6 +154,7 @@ class Process:
             _loop=loop,
             _gone=loop.create_future(),
             _started=started,
+            _drains=drains,
         )
         self._watch(self._output_fd, self._on_output)
         if self._status_fd is not None:
@@ -148,13 +162,33 @@ class Process:
         loop.add_reader(self._exit_fd, self._on_exit)
         return self
 
+    @property
+    def reason(self) -> ExecEnd | None:
+        """Why `end` was called first; None: it was not."""
+        return self._reason
+
+    @property
+    def inside_pid(self) -> int | None:
+        """The first process that a launcher has started inside, as this machine calls it."""
+        return self._status.child_pid
+
+    async def inside(self) -> int | None:
+        """Wait for `inside_pid`; None: the launcher has ended without one."""
+        await self._is_inside.wait()
+        return self.inside_pid
+
+    async def gone(self) -> None:
+        """Wait for the end, as `finish` does."""
+        await asyncio.shield(self._gone)
+
     def end(self, reason: ExecEnd) -> None:
         """Kill everything, for this reason."""
         if self._returncode is None:
             self._reason = self._reason or reason
             self._expect_the_end()
             # The launcher's group holds bubblewrap and, until it starts a session, the child; afterwards the
-            # child dies with bubblewrap, and with the child its PID namespace.
+            # child dies with bubblewrap, and with the child its PID namespace. A first process that only
+            # sleeps is of the group, too.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -215,7 +249,8 @@ class Process:
         while chunk := _ready(self._status_fd):
             self._status.feed(chunk)
             if self._inside_fd is None and self._status.child_pid is not None:
-                self._inside_fd = _open_init(self._status.child_pid)
+                self._inside_fd = _open_child(self._status.child_pid, self.pid)
+                self._is_inside.set()
         return chunk != b""
 
     def _on_exit(self) -> None:
@@ -236,8 +271,10 @@ class Process:
         # What a launcher was about to start when it was killed is of its group.
         _bury(os.P_PGID, self.pid)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
-        while self._kept.total <= self._max_output and (chunk := _ready(self._output_fd)):
-            self._kept.feed(chunk)
+        for _ in range(MAX_PIPE_READS):  # others may be printing
+            if chunk := _ready(self._output_fd):
+                self._kept.feed(chunk)
+        self._is_inside.set()
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -246,12 +283,55 @@ class Process:
             if descriptor is not None:
                 self._loop.remove_reader(descriptor)
         assert self._popen.stdout is not None
-        self._popen.stdout.close()
+        if self._drains is not None:
+            self._drains.take(self._popen.stdout)
+        else:
+            self._popen.stdout.close()
         if self._status_fd is not None:
             _orphans.leave()
         for descriptor in (self._status_fd, self._exit_fd, self._inside_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+class Drains:
+    """Pipes whose commands have ended while others still print on them: read slowly, and forgotten.
+
+    open --end of the file, or too many others--> closed
+
+    Nobody who prints there meets a closed pipe, which would end a server with its first line of a log.
+    """
+
+    def __init__(self) -> None:
+        self._pipes: deque[IO[bytes]] = deque()
+
+    def take(self, pipe: IO[bytes]) -> None:
+        self._pipes.append(pipe)
+        if len(self._pipes) > MAX_DRAINS:
+            self._close(self._pipes[0])
+        self._read(pipe)
+
+    def close(self) -> None:
+        while self._pipes:
+            self._close(self._pipes[0])
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        if pipe.closed:
+            return
+        loop.remove_reader(pipe)
+        chunk = _ready(pipe.fileno())
+        if chunk:
+            loop.call_later(DRAIN_S, self._read, pipe)
+        elif chunk is None:
+            loop.add_reader(pipe, self._read, pipe)
+        else:
+            self._close(pipe)
+
+    def _close(self, pipe: IO[bytes]) -> None:
+        asyncio.get_running_loop().remove_reader(pipe)
+        self._pipes.remove(pipe)
+        pipe.close()
 
 
 @contextlib.contextmanager
@@ -334,18 +414,15 @@ def _bury(kind: int, which: int) -> None:
             pass
 
 
-def _open_init(pid: int) -> int | None:
-    """A handle on the first process of a PID namespace, which ends last; None: it has ended."""
+def _open_child(pid: int, launcher: int) -> int | None:
+    """A handle on the process that a launcher has started inside; None: it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            nested = next((line for line in status if line.startswith("NSpid:")), "").split()
-    except OSError:
-        nested = []
-    if len(nested) >= 3 and nested[-1] == "1":
-        return handle
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        parent = next((line for line in status if line.startswith("PPid:")), "").split()
+        if parent and int(parent[1]) in (launcher, os.getpid()):  # or the number is another process's by now
+            return handle
     os.close(handle)
     return None

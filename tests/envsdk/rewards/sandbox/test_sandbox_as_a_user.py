@@ -48,6 +48,14 @@ async def main():
     script = "id -un; ls /new /usr/bin/new; type head 2>/dev/null || echo gone"
     print((await own.exec(script, timeout_s=30)).output)
     shutil.rmtree(folder / "state/context")
+    kept = await backend.start(Image(tree=folder / "tree", keeps_processes=True), limits=limits)
+    await kept.exec("setsid sleep 1000 & for i in {1..9}; do sleep 1001 & done", timeout_s=30)
+    script = "grep CapEff /proc/self/status; pgrep -f 'sleep 1000'; for i in {1..20}; do sleep 1001 & done"
+    print(" ".join((await kept.exec(script, timeout_s=30)).output.split()[:3]))
+    print((await kept.exec("readlink /proc/1/root || unshare -U true || echo refused", timeout_s=30)).output)
+    print((await kept.exec("sleep 60", timeout_s=0.3)).reason)
+    print((await kept.exec("dd if=/dev/zero of=/dev/null bs=100M count=100 & wait", timeout_s=30)).reason)
+    print((await kept.exec("pgrep -f 'sleep 1000' || echo gone", timeout_s=30)).output)
     await backend.aclose()
     print(os.listdir(folder / "state"))
 
@@ -73,7 +81,8 @@ def test_a_normal_user_has_the_same_sandboxes(tmp_path: Path, repository: Path) 
         assert done.stdout.split() == [
             *("1000", "CapEff:", "0" * 16, "refused", "True", "True"),
             *("timeout", "disk_limit", "out_of_memory"),
-            *("app", "/new", "/usr/bin/new", "gone", "['images']"),
+            *("app", "/new", "/usr/bin/new", "gone"),
+            *("CapEff:", "0" * 16, "3", "refused", "timeout", "out_of_memory", "gone", "['images']"),
         ]
     finally:
         shutil.rmtree(folder)
