@@ -204,8 +204,8 @@ class Sandbox(Protocol):
         Cancelling the call ends the command.
 
         With `Image.keeps_processes` it goes on. A time-out, too much output and cancelling end the command's
-        session: what has begun one of its own, as daemons do, goes on. Past a limit on memory or disk, which
-        count for all together and between commands, too, everything ends.
+        process group: what has begun one of its own, as daemons do, goes on. Past a limit on memory or disk,
+        which count for all together and between commands, too, everything ends.
 
         Args:
             script: Read by bash from a file. Everything inside may read that file while the command runs.

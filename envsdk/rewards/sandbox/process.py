@@ -4,8 +4,6 @@
 
 `end` may be called at any time and any number of times; the first reason counts.
 
-Where processes outlive their command, `Drains` takes what they print on its pipe.
-
 The first process of a namespace, or of a command in it, outlives the launcher that made it, and nobody would
 bury it where the machine's own first process does not, as in a container without an init. So this process
 adopts orphans while such launchers run, and buries those whose handles it holds; it asks for no other child.
@@ -22,10 +20,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Self
+from typing import Self
 
 from envsdk.rewards.sandbox.contract import ExecEnd
 from envsdk.rewards.sandbox.output import HeadTail
@@ -35,10 +32,6 @@ GONE_TIMEOUT_S = 20.0
 """How long killed processes may take to end; longer is a fault of the machine, such as a disk that hangs."""
 MAX_PIPE_READS = 16
 """The largest pipe that a user may have, in pieces of what is read at once."""
-MAX_DRAINS = 16
-"""Of one sandbox."""
-DRAIN_S = 0.05
-"""Between two looks at a pipe that has something to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +81,9 @@ class Process:
     _status: _Status = field(default_factory=_Status)
     _inside_fd: int | None = None
     _is_inside: asyncio.Event = field(default_factory=asyncio.Event)
-    _drains: Drains | None = None
+    _drains: list[subprocess.Popen[bytes]] | None = None
+    _is_open: bool = True
+    """Whether something may still print."""
     _returncode: int | None = None
     _reason: ExecEnd | None = None
     _deadline: asyncio.TimerHandle | None = None
@@ -104,13 +99,14 @@ class Process:
         status: tuple[int, int] | None,
         keep: int,
         max_output: int,
-        drains: Drains | None = None,
+        drains: list[subprocess.Popen[bytes]] | None = None,
     ) -> Self:
         """Start `argv` in a session of its own.
 
         Args:
             stdin: Descriptor that becomes its standard input.
-            drains: Gets the pipe of its output, where that is still open at the end.
+            drains: Gets a process that reads on, and forgets, where others still print at the end: a closed
+                pipe would end a server with the first line of its log.
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
@@ -187,10 +183,11 @@ class Process:
             self._reason = self._reason or reason
             self._expect_the_end()
             # The launcher's group holds bubblewrap and, until it starts a session, the child; afterwards the
-            # child dies with bubblewrap, and with the child its PID namespace. A first process that only
-            # sleeps is of the group, too.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            # child dies with bubblewrap, and with the child its PID namespace: but not its group, where it
+            # has joined another's namespace.
+            for group in (self.inside_pid or self.pid, self.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
 
     async def finish(self, timeout_s: float) -> Finished:
         """Wait for the end, by itself or by a limit; nothing is running afterwards.
@@ -274,6 +271,9 @@ class Process:
         for _ in range(MAX_PIPE_READS):  # others may be printing
             if chunk := _ready(self._output_fd):
                 self._kept.feed(chunk)
+            else:
+                self._is_open = chunk is None
+                break
         self._is_inside.set()
         if not self._gone.done():
             self._gone.set_result(None)
@@ -283,55 +283,16 @@ class Process:
             if descriptor is not None:
                 self._loop.remove_reader(descriptor)
         assert self._popen.stdout is not None
-        if self._drains is not None:
-            self._drains.take(self._popen.stdout)
-        else:
-            self._popen.stdout.close()
+        if self._drains is not None and self._is_open:
+            os.set_blocking(self._output_fd, True)
+            pipe, quiet = self._popen.stdout, subprocess.DEVNULL
+            self._drains.append(subprocess.Popen(["cat"], stdin=pipe, stdout=quiet, stderr=quiet))
+        self._popen.stdout.close()
         if self._status_fd is not None:
             _orphans.leave()
         for descriptor in (self._status_fd, self._exit_fd, self._inside_fd):
             if descriptor is not None:
                 os.close(descriptor)
-
-
-class Drains:
-    """Pipes whose commands have ended while others still print on them: read slowly, and forgotten.
-
-    open --end of the file, or too many others--> closed
-
-    Nobody who prints there meets a closed pipe, which would end a server with its first line of a log.
-    """
-
-    def __init__(self) -> None:
-        self._pipes: deque[IO[bytes]] = deque()
-
-    def take(self, pipe: IO[bytes]) -> None:
-        self._pipes.append(pipe)
-        if len(self._pipes) > MAX_DRAINS:
-            self._close(self._pipes[0])
-        self._read(pipe)
-
-    def close(self) -> None:
-        while self._pipes:
-            self._close(self._pipes[0])
-
-    def _read(self, pipe: IO[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        if pipe.closed:
-            return
-        loop.remove_reader(pipe)
-        chunk = _ready(pipe.fileno())
-        if chunk:
-            loop.call_later(DRAIN_S, self._read, pipe)
-        elif chunk is None:
-            loop.add_reader(pipe, self._read, pipe)
-        else:
-            self._close(pipe)
-
-    def _close(self, pipe: IO[bytes]) -> None:
-        asyncio.get_running_loop().remove_reader(pipe)
-        self._pipes.remove(pipe)
-        pipe.close()
 
 
 @contextlib.contextmanager

@@ -54,12 +54,12 @@ if [ "$7" ]; then rm -f "$7"; exit $code; fi
 exit $code
 """
 """$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare; $6:
-how many bytes of standard input are the script; the rest is what the script reads; $7: file for the session's
-number, where others are to go on."""
+how many bytes of standard input are the script; the rest is what the script reads; $7: file for the number
+of the process group, where others are to go on."""
 _RUN_ON = '[ -z "$3" ] || echo $$ > "$3"; cd -- "$1" && exec bash -c "$2"'
 
 _CLEAN_UP = f"keep=$1\n{END_ALL}\nexit 0\n"
-_END_SESSION = scripts.script("end_session")
+_END_GROUP = 'kill -9 -- -"$(cat "$2")" 2> /dev/null; rm -f "$2"'
 _AFTER_SIGNAL = f"until [ -e {ENDED} ]; do sleep 0.05; done; rm {ENDED}\n{_CLEAN_UP}"
 _CLEAN_UP_TIMEOUT_S = 60.0
 _CLEAN_UP_INTERVAL_S = 0.2
@@ -171,18 +171,18 @@ class RemoteSandbox(ShellSandbox):
 
     async def _run(self, work: Work) -> Finished:
         answer = f"{secrets.token_hex(8)}\n"
-        session = f"/dev/shm/.session-{answer.strip()}" if self.image.keeps_processes else ""
+        group = f"/dev/shm/.group-{answer.strip()}" if self.image.keeps_processes else ""
         given = work.stdin
         self._users.add(work.user)
         if isinstance(given, int):
-            return await self._run_on(given, work, session)
+            return await self._run_on(given, work, group)
         if isinstance(given, bytes) and not work.is_ours:
             if self.relays_binds:
                 await self._lay_binds()
             command = work.script.encode("utf-8", "surrogateescape")
             waiting = self.container.waiting_process
             sizes = (self.limits.file_mb << 10, self.limits.open_files, len(command))
-            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes), session]
+            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes), group]
             given = command + given
         else:
             argv = ["bash", "-c", f"echo {answer}{work.script}"]
@@ -190,19 +190,19 @@ class RemoteSandbox(ShellSandbox):
             async with as_file(given) as stdin:
                 finished = await self.container.shell(_shell(work, argv, stdin, answer))
         except asyncio.CancelledError:
-            await self._clean_up(work.user, session)
+            await self._clean_up(work.user, group)
             raise
-        if finished.reason is not ExecEnd.EXIT or (finished.returncode >= 128 and not session):
-            await self._clean_up(work.user, session)
+        if finished.reason is not ExecEnd.EXIT or (finished.returncode >= 128 and not group):
+            await self._clean_up(work.user, group)
         answered = finished.output.drop_start(answer.encode())
         return replace(finished, reason=await self._reason(work, finished, answered))
 
-    async def _run_on(self, descriptor: int, work: Work, session: str) -> Finished:
-        argv = ["bash", "-c", _RUN_ON, "bash", work.cwd, work.script, session]
+    async def _run_on(self, descriptor: int, work: Work, group: str) -> Finished:
+        argv = ["bash", "-c", _RUN_ON, "bash", work.cwd, work.script, group]
         try:
             return await self.container.shell(_shell(work, argv, descriptor))
         finally:
-            await self._clean_up(work.user, session)
+            await self._clean_up(work.user, group)
 
     async def _reason(self, work: Work, ended: Finished, answered: bool) -> ExecEnd:
         if not answered:
@@ -226,14 +226,14 @@ class RemoteSandbox(ShellSandbox):
                 for user in self._users:
                     await self._clean_up(user)
 
-    async def _clean_up(self, user: str | None, session: str = "") -> None:
+    async def _clean_up(self, user: str | None, group: str = "") -> None:
         """Kill what a command that was cut off has left; a container in which that fails is removed.
 
         Args:
-            session: The file with the number of the only session to kill.
+            group: The file with the number of the only process group to kill.
         """
         with contextlib.suppress(OSError, SandboxError):
-            if await self._ran(_END_SESSION if session else _CLEAN_UP, user, session):
+            if await self._ran(_END_GROUP if group else _CLEAN_UP, user, group):
                 return
             if await self.container.end_all():
                 # What is to be killed may leave no process, and little time, to the shell that looks.
@@ -245,9 +245,9 @@ class RemoteSandbox(ShellSandbox):
                     await asyncio.sleep(_CLEAN_UP_INTERVAL_S)
         await self.container.remove()
 
-    async def _ran(self, script: str, user: str | None, session: str = "") -> bool:
+    async def _ran(self, script: str, user: str | None, group: str = "") -> bool:
         """Whether a script that cleans up came to its end."""
-        argv = ["bash", "-c", script, "bash", self.container.waiting_process, session]
+        argv = ["bash", "-c", script, "bash", self.container.waiting_process, group]
         ended = await self.container.shell(Shell(argv=argv, user=user, timeout_s=_CLEAN_UP_TIMEOUT_S))
         return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 

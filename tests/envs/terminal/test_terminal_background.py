@@ -97,12 +97,12 @@ DAEMONS = {
     "stops_all_others": "kill -STOP -1",
     "kills_what_packs": "pkill -9 tar; pkill -9 sh",
     "stops_what_packs": "pkill -STOP tar; pkill -STOP mkdir",
-    "puts_links_in_place_of_artifacts": "ln -sfn /tests/expected /app/out; ln -sfn /tests/expected /logs/artifacts/x",
+    "puts_links_in_place_of_artifacts": "ln -sfn /tests/expected /app/out; ln -sfn /tests /logs/artifacts/x",
     "takes_all_processes": "setsid sleep 1000 &",
     "fills_the_memory": "head -c 3G /dev/zero | tail",
     "fills_the_disk": "cat /dev/zero > /app/out",
-    "writes_rewards": "mkdir -p /logs/verifier; echo 1 | tee /logs/verifier/reward.txt > /logs/verifier/reward.json",
-    "renames_the_folders_that_are_collected": "mv /logs /logs2; mv /app /app2; mv /logs2 /logs; mv /app2 /app",
+    "writes_rewards": "cd /logs/verifier; echo 1 | tee reward.txt > reward.json",
+    "renames_the_folders_that_are_collected": "mv /logs /l; mv /app /a; mv /l /logs; mv /a /app",
     "deletes_what_is_packed": "rm -f /tmp/.envsdk-*; rm -rf /logs/artifacts",
 }
 WAITS = SEPARATE | {
@@ -132,7 +132,8 @@ async def test_what_is_checked_in_place_can_be_paid_by_a_process_and_that_is_sai
         "tests/test.sh": "sleep 1; echo 0 > /logs/verifier/reward.txt\n",
         "solution/solve.sh": None,
     }
-    daemon = f"setsid nohup bash -c '{LOOPS.format('echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json')}' > /dev/null 2>&1 &"
+    pays = LOOPS.format("echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json")
+    daemon = f"setsid nohup bash -c '{pays}' > /dev/null 2>&1 &"
     for keeps, expected in ((True, 1.0), (False, 0.0)):
         env = make(write_task(tmp_path, files), keeps_processes=keeps)
         _, paid, info = await play(env, daemon)

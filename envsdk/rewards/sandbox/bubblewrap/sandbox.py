@@ -197,8 +197,6 @@ class BubblewrapSandbox(ShellSandbox):
                     finished = await process.finish(work.timeout_s)
             finally:
                 self._running.discard(process)
-                if kept is not None and process.reason is not None:
-                    await kept.end_session(process)
             self._usage = await asyncio.to_thread(self.state.usage)
         reason = self._reason(finished, watched, kept)
         if kept is not None:

