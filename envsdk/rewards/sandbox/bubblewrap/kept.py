@@ -26,7 +26,7 @@ class Kept:
     """A first process, and all that join its namespaces. Belongs to one event loop."""
 
     watched: Watched
-    """Of all of them together."""
+    """What all of them may use."""
     over: asyncio.Task[Finished]
     drains: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
