@@ -7,34 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from harbor_folders import write_task
+from harbor_folders import GET, IN_PLACE, PAYS, SEPARATE, SERVE, UP, write_task
 from terminal_episodes import make, play, solve
 
 pytestmark = pytest.mark.asyncio
-
-GET = "python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8123/a\").read().decode())'"
-UP = "until (: < /dev/tcp/127.0.0.1/8123) 2> /dev/null; do sleep 0.05; done"
-SERVE = "cd /srv && echo served > a && nohup python3 -m http.server 8123 --bind 127.0.0.1 > /tmp/log 2>&1 &"
-PAYS = "echo $((1 - $?)) > /logs/verifier/reward.txt"
-IN_PLACE = {
-    "task.toml": '[verifier]\nenvironment_mode = "shared"\ntimeout_sec = 30',
-    "tests/test.sh": f'[ "$({GET})" = served ]\n{PAYS}\n',
-    "solution/solve.sh": SERVE,
-}
-SEPARATE = {
-    "task.toml": f"""
-schema_version = "1.4"
-artifacts = ["/app/out"]
-[verifier]
-environment_mode = "separate"
-timeout_sec = 30
-[[verifier.collect]]
-command = '''{GET} > /logs/artifacts/got'''
-timeout_sec = 10
-""",
-    "tests/test.sh": f'[ "$(cat /logs/artifacts/got)" = served ]\n{PAYS}\n',
-    "solution/solve.sh": SERVE,
-}
 
 
 @pytest.mark.parametrize("files", [IN_PLACE, SEPARATE], ids=["in_place", "separate"])
@@ -44,7 +20,7 @@ async def test_a_service_that_is_left_running_is_there_when_it_is_checked(
     env = make(write_task(tmp_path, files))
     paid, info = await solve(env, 0)
     assert paid == 1.0, info
-    _, paid, info = await play(env, "mkdir -p /srv; " + SERVE, f"{UP}; {GET}", "ps ax > /app/out")
+    _, paid, info = await play(env, SERVE, GET, "ps ax > /app/out")
     assert paid == 1.0, info
     _, paid, _ = await play(env, SERVE.replace("8123", "8124"))
     assert paid == 0.0
@@ -83,7 +59,6 @@ async def test_what_runs_goes_on_in_the_next_step(tmp_path: Path) -> None:
     await env.reset(seed=0)
     done = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
     await env.step(f"```bash\n{SERVE}\n```")
-    await env.step(f"```bash\n{UP}\n```")
     await env.step(done)
     _, paid, terminated, _, info = await env.step(done)
     assert (paid, terminated, info["details"]["stages"]) == (1.0, True, [{"reward": 1.0}] * 2), info
