@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox import ExecEnd, Limits
+from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxBackend
 from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
+from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.terminal import open_terminal
+from envsdk.rewards.sandbox.unsandboxed import UnsandboxedBackend
 from tests.envsdk.rewards.sandbox.boxes import Start, processes_of, said, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -242,3 +248,48 @@ async def test_a_terminal_and_commands_share_a_sandbox(kept: BubblewrapSandbox) 
 async def test_what_processes_write_over_cannot_be_bound(start: Start, repository: Path, inside: str) -> None:
     with pytest.raises(ConfigurationError, match="its processes write in /run"):
         await start(keeps_processes=True, binds={inside: repository})
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from envsdk.rewards.sandbox import Image, open_backend
+
+async def main():
+    backend = open_backend("bubblewrap", {"state_dir": sys.argv[1]})
+    sandbox = await backend.start(Image(keeps_processes=True))
+    await sandbox.exec("setsid sleep 987654 & (trap '' TERM; nohup sleep 987654) &", timeout_s=60)
+    print(sandbox.shared.lease, flush=True)
+    await sandbox.exec("sleep 987654", timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+def sleepers() -> int:
+    found = (Path("/proc") / name / "cmdline" for name in os.listdir("/proc") if name.isdigit())
+    return sum(b"987654" in file.read_bytes() for file in found if file.exists())
+
+
+async def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
+    """Not even until the next program sweeps."""
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, str(tmp_path / "state"), stdout=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    lease = (await program.stdout.readline()).decode().strip()
+    await until(lambda: sleepers() >= 3)
+    program.send_signal(signal.SIGKILL)
+    await program.wait()
+    await until(lambda: not sleepers() and not processes_of(lease))
+
+
+@pytest.mark.parametrize(
+    "open_other",
+    [lambda: UnsandboxedBackend({"commands_may_do_anything_to_this_machine": True}), lambda: E2BBackend({})],
+)
+async def test_other_backends_refuse_it_by_name(open_other: Callable[[], SandboxBackend]) -> None:
+    with pytest.raises(
+        ConfigurationError, match="outlive their command: `bubblewrap`, `podman` and `docker` do"
+    ):
+        await open_other().start(Image(keeps_processes=True))
