@@ -113,8 +113,8 @@ def _print_summary(collection: Collection) -> None:
         solved = f"solved {tally.score}" if tally.num_scored else str(tally.score)
         say(f"{tag}: {tally.num_episodes} episodes, {solved}")
     tally, played = manifest.tally, manifest.played
-    if played.num_failed and played.num_scored:
-        say(f"failures: {played.describe_failures()}")
+    for line in played.failed_tasks():
+        say(line)
     if dropped := manifest.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()))
         say(f"dropped {sum(dropped.values())} of {played.num_episodes} episodes played: {reasons}")

@@ -214,8 +214,8 @@ def _print(played: Sequence[Evaluation]) -> None:
         console.print(passes_table(*played))
     for each in played:
         name = f"{each.name}: " if len(played) > 1 else ""
-        if each.total.num_failed and each.total.num_scored:
-            say(f"{name}failures: {each.total.describe_failures()}")
+        for line in each.total.failed_tasks():
+            say(f"{name}{line}")
         if unread := no_action_read(each.trajectories):
             say(f"warning: {name}{unread}", err=True)
     log = played[0].log

@@ -201,6 +201,7 @@ class AgentEnvManager(TrajEnvManager):
             failure=failure,
             final_observation=env.observation,
             worker=self._worker,
+            task_name=self._host.task_name,
         )
 
     def _episode_failure(self, session: Session, env: LeasedEnvironment, failure: Failure) -> Failure | None:

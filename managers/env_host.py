@@ -89,6 +89,8 @@ class EnvHost(EnvView):
 
     def __init__(self, blueprint: EnvBlueprint) -> None:
         self.blueprint = blueprint
+        self.task_name = ""
+        """What the environment calls the task of the latest reset."""
 
     place: int | None = None
     """In `CALLS`, where a watcher sees the call under way; None for a process, which can be killed at a
@@ -96,7 +98,10 @@ class EnvHost(EnvView):
 
     async def reset(self, seed: int, options: Options | None = None) -> tuple[str, Info]:
         arguments: Options = {"seed": seed} if options is None else {"seed": seed, "options": options}
-        return reset_result(await self._call("reset", self.blueprint.reset_timeout_s, **arguments))
+        self.task_name = ""
+        answer = reset_result(await self._call("reset", self.blueprint.reset_timeout_s, **arguments))
+        self.task_name = show_object(answer[1].get("instance_id", ""), str)
+        return answer
 
     async def step(self, action: str) -> StepResult:
         return step_result(await self._call("step", self.blueprint.step_timeout_s, action=action))

@@ -169,7 +169,7 @@ class Episode:
         self.failure = failure
         self.success = False
 
-    def finish(self) -> Trajectory:
+    def finish(self, task_name: str) -> Trajectory:
         order = self.order
         trajectory = Trajectory(
             trajectory_id=self.trajectory_id,
@@ -189,6 +189,7 @@ class Episode:
             worker=self.worker,
             tools=self.tools,
             seats=self.seats,
+            task_name=task_name,
         )
         has_won = bool(self.seats) and self.failure is None and trajectory.has_won
         return replace(trajectory, success=has_won) if self.seats else trajectory

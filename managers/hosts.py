@@ -13,7 +13,7 @@ from typing import Any
 from envsdk.base.processes.call_watch import EnvCall
 from envsdk.base.processes.stretches import Stretches
 from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, Isolation
-from envsdk.contracts.failures import Failure
+from envsdk.contracts.failures import Failure, show_object
 from envsdk.managers.env_host import (
     EnvBlueprint,
     EnvHost,
@@ -42,13 +42,15 @@ class AsyncHost(WatchedHost):
         if self._env is None:
             self._env = await self._built()
             self._runs_here(is_inline=False)
-        call = self._last_call = asyncio.create_task(self._run(self._env, verb, limit_s, arguments))
+        env = self._env
+        call = self._last_call = asyncio.create_task(self._run(env, verb, limit_s, arguments))
         self.watched.enter(verb, limit_s)
         try:
             await asyncio.wait({call}, timeout=limit_s)
         finally:
             self.watched.leave()
             call.cancel()
+            self.task_name = show_object(env, lambda env: env.task_name) or self.task_name
         if not call.done():
             raise timed_out(verb, limit_s)
         result, failure = call.result()

@@ -197,7 +197,7 @@ class TrajEnvManager:
                 episode.outcome = Outcome.TRUNCATED
             else:
                 episode.fail(prompt_too_long(self._setup.tag, full))
-        return episode.finish()
+        return episode.finish(self._host.task_name)
 
     async def _play_turns(self, order: EpisodeOrder, episode: Episode) -> None:
         setup, host = self._setup, self._host

@@ -139,7 +139,9 @@ class SWEEnv(ShellEnv[State, Workspace]):
         trains = self._args.data is not None and bool(options and options.get("training"))
         how: WeakTasks = self._args.weak_tasks if trains else "pay"
         hidden_bits = partial(self._workshop.hidden_bits, validates=self._args.validates)
+        self.task_name = self._tasks.at(number).instance_id
         task = await task_to_train_on(self._tasks, number, how, hidden_bits)
+        self.task_name = task.instance_id
         await self.close()
         observation = render_task(
             task.problem_statement,
@@ -264,7 +266,7 @@ class SWEEnv(ShellEnv[State, Workspace]):
             "success": resolved,
             "exit_status": ending.exit_status,
             "submission": ending.submission,
-            "details": {"verdict": ending.detail, "task": task.instance_id},
+            "details": {"verdict": ending.detail},
             **told,
         }
         info["metrics"] |= {

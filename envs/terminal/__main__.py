@@ -27,12 +27,15 @@ def command(options: TasksOptions) -> int:
 
     The exit code is 1 where one is refused.
     """
+    from envsdk.envs.terminal.harbor.folder import strays
     from envsdk.envs.terminal.notes import counted
     from envsdk.envs.terminal.shipped import shipped_folder
     from envsdk.envs.terminal.task_list import folder_of, read_tasks
 
     root: Path = shipped_folder() if options.data is None else folder_of(options.data)
     tasks, refused = read_tasks(root, has_network=options.network, backend=options.backend)
+    for line in strays(root):
+        say(f"warning: {line}", err=True)
     if not tasks and not refused:
         raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task")
     kinds: Counter[str] = Counter()

@@ -36,6 +36,7 @@ from envsdk.rewards.sandbox.shared import LoopBackends
 
 ROOT = "root"
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+MAX_USER = (1 << 32) - 2
 MOVE_TIMEOUT_S = 300.0
 """For files on their way into a box or out of it."""
 CANNOT_RUN = 126
@@ -208,7 +209,7 @@ async def box_healthy(sandbox: Sandbox, check: Healthcheck, key: str, user: str 
 async def demand_user(sandbox: Sandbox, user: str | None, key: str) -> None:
     """Raises BoxBroken: there is no such user."""
     name = (user or "").partition(":")[0]
-    if not name or name.isdecimal():
+    if not name or (name.isdecimal() and int(name) <= MAX_USER):
         return
     found = await sandbox.exec(f"id -u -- {shlex.quote(name)}", timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
     if found.returncode == _NO_USER and found.reason is ExecEnd.EXIT:
@@ -269,4 +270,4 @@ def absolute(path: str, workdir: str) -> str:
 
 
 def named(user: str | int | None) -> str | None:
-    return None if user is None else str(user)
+    return None if user in (None, "") else str(user)

@@ -64,6 +64,10 @@ class TerminalArguments(ShellArguments):
     shown to tasks."""
 
 
+class NoSolution(Exception):
+    """What an oracle is asked that has nothing to go by."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State(ShellState):
     """`used_s` counts from the begin of the stage."""
@@ -133,6 +137,7 @@ class TerminalEnv(ShellEnv[State, Session]):
         """
         await super().reset(seed=seed)
         task = self._tasks.at(self._tasks.number(int(self.np_random.integers(2**31)), options))
+        self.task_name = task.id
         await self.close()
         if self._args.validate_tasks and self._args.data is not None:
             await demand_sound(task, self._boxes, self._bounds, self._args.reward_key)
@@ -226,7 +231,7 @@ class TerminalEnv(ShellEnv[State, Session]):
         """What people read of the check."""
         how = CHECKED[Mode.SEPARATE if state.task.is_separate else Mode.SHARED]
         left_out = [entry for each in checked for entry in each.left_out]
-        details: dict[str, Any] = {"verdict": how, "parts": dict(rewards), "task": state.task.id}
+        details: dict[str, Any] = {"verdict": how, "parts": dict(rewards)}
         if checked[-1].output:
             details["verifier"] = checked[-1].output
         if left_out:
@@ -244,9 +249,11 @@ class TerminalEnv(ShellEnv[State, Session]):
         }
 
     async def oracle(self) -> str:
-        """Runs the stage's `solution/solve.sh`; then submits. Without one it submits."""
+        """Runs the stage's `solution/solve.sh`; then submits. Raises NoSolution: there is none."""
         state = self._needed_state()
-        if state.is_solved or _stage(state).solution is None:
+        if not state.is_solved and _stage(state).solution is None:
+            raise NoSolution("the task has no solution/solve.sh, so its oracle gets no score")
+        if state.is_solved:
             if self._args.action_format == "keys":
                 return '{"commands": [], "task_complete": true}'
             return self._reply(SUBMIT_COMMAND)

@@ -8,9 +8,9 @@ from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.boxes import resolved
-from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask
+from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, strays
 from envsdk.envs.terminal.harbor.support import remarks
-from envsdk.envs.terminal.task_list import BUILDER, task_list
+from envsdk.envs.terminal.task_list import BUILDER, folder_of, task_list
 
 
 def notes(
@@ -40,7 +40,7 @@ def notes(
         backend=backend,
     )
     lines = counted(found.tasks, has_network=has_network, variables=variables or {})
-    said = [f"{data}: {line}" for line in lines]
+    said = [f"{data}: {line}" for line in (*lines, *strays(folder_of(data)))]
     if found.refused:
         said.append(
             f"{data}: {len(found.refused)} tasks are left out (`python -m envsdk.envs.terminal {data}`)"

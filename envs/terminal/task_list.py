@@ -17,7 +17,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.shell import env as shell
 from envsdk.envs.shell.env import SplitName, chosen
 from envsdk.envs.terminal.harbor.compose import read_compose
-from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder
+from envsdk.envs.terminal.harbor.folder import HarborTask, find_folders, read_folder, strays
 from envsdk.envs.terminal.harbor.support import refusals
 from envsdk.envs.terminal.shipped import shipped_folder
 
@@ -60,6 +60,9 @@ def task_list(
     root = shipped_folder() if data is None else folder_of(data)
     wanted = "train" if data is None and split == "auto" else split
     tasks, refused = read_tasks(root, has_network=has_network, backend=backend)
+    if not tasks and not refused:
+        almost = "".join(f"\n  {line}" for line in strays(root))
+        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task{almost}")
     listed = {task.id: task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted}
     if refused and not (skips_refused or instance_ids):
         shown = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])

@@ -35,7 +35,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     `info` of `reset` may hold `tools`: functions that a reply may call, as OpenAI's protocol describes
     them. A model's chat template gets them with the first prompt. It may also hold `history`: messages
-    (`role`, `content`) that stand before the first observation in the chat, such as worked examples.
+    (`role`, `content`) that stand before the first observation in the chat, such as worked examples; and
+    `instance_id`, the task's name, which is kept with the episode.
 
     An environment of several players names their `roles`, the same ones in the same order for every task, and
     repeats them in `info["roles"]` of `reset`. `info["role"]` of `reset` and `step` is the role whose turn it
@@ -106,6 +107,8 @@ class AsyncTextEnv(gymnasium.Env[str, str]):
 
     roles: Sequence[str] = ()
     """As of `TextEnv`."""
+    task_name: str = ""
+    """For a `reset` that may fail once it knows its task: the `instance_id` of the present one."""
 
     @abstractmethod
     async def reset(  # type: ignore[override]

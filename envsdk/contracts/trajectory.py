@@ -307,6 +307,8 @@ class Trajectory:
     """Who played each role, among several players; empty where there is one."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
     """Functions that the policy's chat template was given, as OpenAI's API describes them. Not stored."""
+    task_name: str = ""
+    """What the environment calls the task; empty where its tasks have no names."""
 
     def __reduce__(self) -> tuple[Callable[..., Trajectory], tuple[Any, ...]]:
         """Pickled as one nested tuple: object by object takes many times as long."""
@@ -316,6 +318,17 @@ class Trajectory:
         row[_TURNS] = tuple(turns) if isinstance(self.turns, tuple) else turns
         row[_TOKENS] = None if self.tokens is None else _packed(self.tokens)
         return _unpickled, tuple(row)
+
+    @property
+    def label(self) -> str:
+        """What messages call its task: its name, or tag, place in the split and seed."""
+        task = self.task
+        return self.task_name or f"{task.tag} {task.split} {task.index} (seed {self.seed})"
+
+    @property
+    def score(self) -> tuple[bool, float] | tuple[None, None]:
+        """`success` and `total_reward`; nothing of an episode that failed."""
+        return (None, None) if self.outcome is Outcome.FAILED else (self.success, self.total_reward)
 
     @property
     def total_reward(self) -> float:

@@ -116,6 +116,8 @@ class EngineHost:
         self._config = config
         self._files = files
         self._clients: dict[str, _Client] = {}
+        self._served = ""
+        self._waiting: list[tuple[str, GenerationRequest]] = []
         self._busy = BusyStretches()
         self._updates: dict[str, _Update] = {}
         self._weight_base = WeightBase()
@@ -154,11 +156,25 @@ class EngineHost:
             known = self._clients[client] = _Client()
         outbox = known.outbox
         for request in unpack_requests(packed):
-            self._submit(request, known)
+            self._take(client, request)
         if aborts:
             self._engine.abort(aborts)
         results = await outbox.collect(number)
         return pack_results(results, self._engine.health())
+
+    async def serve_only(self, clients: str) -> None:
+        """From now on requests wait of clients whose names do not begin so; with "" nobody's do."""
+        self._served = clients
+        waiting, self._waiting = self._waiting, []
+        for client, request in waiting:
+            if client in self._clients:
+                self._take(client, request)
+
+    def _take(self, client: str, request: GenerationRequest) -> None:
+        if client.startswith(self._served):
+            self._submit(request, self._clients[client])
+        else:
+            self._waiting.append((client, request))
 
     def _submit(self, request: GenerationRequest, client: _Client) -> None:
         watch = self._watched if request.stream else self._running

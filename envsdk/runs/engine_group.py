@@ -198,6 +198,10 @@ class EngineGroup:
             self.pool.weights_move()
             yield
 
+    async def serve_only(self, clients: str) -> None:
+        """See `EngineHost.serve_only`."""
+        await on_the_living(self._started_actors(), "serve_only", clients)
+
     async def health(self) -> dict[str, EngineHealth]:
         """One look at every engine that runs."""
         return await on_the_living(self._started_actors(), "health")

@@ -382,13 +382,18 @@ class PlayedBatches(RolloutCluster):
 
     @asynccontextmanager
     async def _averaged(self, version: int) -> AsyncIterator[None]:
-        """Engines have the averaged weights meanwhile, once replies under way are finished."""
+        """Engines have the averaged weights meanwhile, once replies under way are finished.
+
+        Requests of the training split that were still on their way wait for the others.
+        """
         if self._averaging is None:
             yield
             return
+        await self.call(self.engines.serve_only(f"{VAL_SPLIT}-"))
         await self._give_average(self._averaging, version, is_used=True)
         yield
         await self._give_average(self._averaging, version, is_used=False)
+        await self.call(self.engines.serve_only(""))
 
     async def _give_average(self, trainer: TrainerGroup, version: int, *, is_used: bool) -> None:
         async with self.weights_moving():

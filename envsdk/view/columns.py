@@ -38,8 +38,6 @@ class Stored:
     plain: Mapping[str, Any]
     """The file's columns that are neither turns nor tokens."""
     tokens: TokenStats | None
-    task_name: str = ""
-    """The task's name, where the environment says one in the details of its last turn."""
 
     @property
     def failure(self) -> Mapping[str, str]:
@@ -112,8 +110,8 @@ COLUMNS = (
     IndexColumn("trajectory_id", _plain("trajectory_id")),
     IndexColumn("grp", _plain("group_id")),  # `group` is a word of SQL
     IndexColumn("split", _plain("split")),
-    IndexColumn("task_name", lambda stored: stored.task_name),
-    IndexColumn("success", lambda stored: int(stored.plain["success"])),
+    IndexColumn("task_name", lambda stored: stored.plain.get("task_name") or ""),
+    IndexColumn("success", _plain("success")),
     IndexColumn("boundary", lambda stored: stored.failure["boundary"]),
     IndexColumn("failure", lambda stored: stored.failure["kind"]),
     IndexColumn("message", lambda stored: stored.failure["message"]),

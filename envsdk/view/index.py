@@ -180,7 +180,7 @@ class TrajectoryIndex:
         """Counts over everything: trajectories, successes, failures, sampled tokens, by tag."""
         query = (
             "SELECT tag, use, count(*) AS count, sum(outcome = 'failed') AS failed,"
-            " sum(success) AS successes,"
+            " coalesce(sum(success), 0) AS successes,"
             " sum(sampled) AS sampled, avg(CASE WHEN outcome <> 'failed' THEN reward END) AS reward,"
             " avg(CASE WHEN outcome <> 'failed' THEN turns END) AS turns FROM trajectories"
             " GROUP BY tag, use ORDER BY tag, use"

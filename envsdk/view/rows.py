@@ -57,11 +57,11 @@ def token_stats(
 def _rows_of_batch(batch: pa.RecordBatch, first: int, role: FileRole, reasons: list[str]) -> list[IndexRow]:
     plain = batch.select([each.name for each in batch.schema if not pa.types.is_list(each.type)]).to_pylist()
     rows = []
-    for row, (values, stats, text, name) in enumerate(
-        zip(plain, _stats(batch), _turn_texts(batch), _task_names(batch), strict=True), start=first
+    for row, (values, stats, text) in enumerate(
+        zip(plain, _stats(batch), _turn_texts(batch), strict=True), start=first
     ):
         why = reasons[row] if row < len(reasons) else ""
-        stored = Stored(row, role, why, values, stats, name)
+        stored = Stored(row, role, why, values, stats)
         texts = (values["trajectory_id"], stored.failure["message"], text, values["final_observation"])
         rows.append(IndexRow(tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
     return rows
@@ -78,17 +78,6 @@ def _turn_texts(batch: pa.RecordBatch) -> list[str]:
         texts.append("\n".join(both[start : start + length]))
         start += length
     return texts
-
-
-def _task_names(batch: pa.RecordBatch) -> list[str]:
-    """What the last turn's details call the task of each trajectory; empty where they do not."""
-    has_any = "details" in batch.schema.names
-    names = []
-    for details in batch.column("details").to_pylist() if has_any else [None] * len(batch):
-        said = json.loads(details[-1] or "null") if details else None
-        name = said.get("task") if isinstance(said, dict) else None
-        names.append(name if isinstance(name, str) else "")
-    return names
 
 
 def _stats(batch: pa.RecordBatch) -> list[TokenStats | None]:

@@ -48,14 +48,15 @@ def trajectory_view(
         "tag": trajectory.task.tag,
         "split": trajectory.task.split,
         "task": trajectory.task.index,
+        "task_name": trajectory.task_name,
         "seed": trajectory.seed,
         "group": f"{about['origin']}/{about['grp']}",
         "use": about["use"],
         "step": about["step"],
         "why": about["why"],
         "outcome": trajectory.outcome.value,
-        "success": trajectory.success,
-        "reward": finite(trajectory.total_reward),
+        "success": trajectory.score[0],
+        "reward": finite(trajectory.score[1]),
         "failure": None
         if failure is None
         else {"boundary": failure.boundary.value, "kind": failure.kind, "message": failure.message},
@@ -130,7 +131,7 @@ def row_view(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the index as a list shows it."""
     view = dict(row)
     view["key"] = f"{view.pop('file').removesuffix('.parquet')}:{row['row']}"
-    view["success"] = bool(row["success"])
+    view["success"] = None if row["success"] is None else bool(row["success"])
     view["group"] = f"{view.pop('origin')}/{view.pop('grp')}"
     del view["row"], view["id"], view["versions"]
     view["id"] = view.pop("trajectory_id")

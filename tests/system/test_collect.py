@@ -310,7 +310,10 @@ def test_failed_episodes_are_data_and_counted_by_boundary_and_kind(tmp_path: Pat
     assert all(t.seed % 4 == 0 for t in failed)
     assert counts["failed"] == len(failed)
     assert counts["failures"]["environment/reset_raised"]["count"] == len(failed)
-    assert "no such level" in counts["failures"]["environment/reset_raised"]["example"]
+    tasks = counts["failures"]["environment/reset_raised"]["tasks"]
+    assert {*tasks} == {t.label for t in failed}
+    assert all("no such level" in message for message in tasks.values())
+    assert all(label in done.stdout for label in tasks)
     assert "environment/reset_raised" in done.stdout
 
 

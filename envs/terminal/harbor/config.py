@@ -35,6 +35,8 @@ MAIN = "main"
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _SERVICE = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$"
+_NUMBERS = ("_sec", "_mb", "cpus", "gpus", "retries", "user", "min_reward")
+"""How keys end that have a number."""
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -86,6 +88,24 @@ class Healthcheck(_Table):
     """The check has failed after so many failures in a row."""
 
 
+class McpServer(_Table):
+    """One that an agent is told of."""
+
+    name: str
+    transport: Literal["stdio", "sse", "streamable-http", "http"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = []
+    headers: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _can_be_reached(self) -> Self:
+        needed = "command" if self.transport == "stdio" else "url"
+        if not getattr(self, needed):
+            raise ValueError(f"{needed}: is missing")
+        return self
+
+
 class Environment(Network):
     """A box: the agent's, or the verifier's own."""
 
@@ -116,7 +136,8 @@ class Environment(Network):
             return data
         data = dict(data)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
-            if isinstance(size := data.pop(old, None), str):
+            if isinstance(size := data.get(old), str):
+                del data[old]
                 megabytes = _megabytes(size)
                 if data.setdefault(new, megabytes) != megabytes:
                     raise ValueError(f"{old} = {size!r} contradicts {new} = {data[new]!r}")
@@ -327,6 +348,25 @@ def _megabytes(size: str) -> int:
     if not math.isfinite(number):
         raise ValueError(f"{size!r} is no finite size")
     return int(number)
+
+
+def odd_values(value: Any, path: str = "") -> Iterator[str]:
+    """`KEY: why` of each value of a file that is read as Harbor reads it, and cannot be meant."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key not in ("metadata", "task", "env", "mcp_servers", "tpu"):
+                yield from odd_values(each, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from odd_values(each, f"{path}[{number}]")
+    elif isinstance(value, bool) and path.endswith(_NUMBERS):
+        yield f"{path}: {str(value).lower()}: is no number, and is read as {value:d}, as in Harbor"
+    elif value == "":
+        yield f"{path}: is empty: leave it out, or say something"
+    elif isinstance(value, str) and "\0" in value:
+        yield f"{path}: {value!r}: holds a zero byte, which no path and no command can have"
+    elif isinstance(value, int | float) and value < 0 and not path.endswith("min_reward"):
+        yield f"{path}: {value:g}: is negative"
 
 
 def unknown_keys(value: Any, path: str = "") -> Iterator[str]:

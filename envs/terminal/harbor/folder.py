@@ -37,10 +37,13 @@ from envsdk.envs.terminal.harbor.config import (
     Step,
     TaskConfig,
     User,
+    odd_values,
     unknown_keys,
 )
+from envsdk.envs.terminal.harbor.inputs import IGNORE_FILE, inputs
 
 CONFIG = "task.toml"
+INSTRUCTION = "instruction.md"
 COMPOSE = "docker-compose.yaml"
 HISTORY = "trajectory.json"
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
@@ -111,6 +114,8 @@ class HarborTask:
     strategy: Literal["mean", "final"]
     unknown: tuple[str, ...]
     """Keys of task.toml that Harbor does not know either: they change nothing."""
+    odd: tuple[str, ...] = ()
+    """`KEY: why` of values that cannot be meant as they stand."""
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -136,7 +141,7 @@ def read_folder(folder: Path, id: str = "") -> HarborTask:
     Raises ConfigurationError: a file is missing or wrong; it is named, and of task.toml the key.
     """
     folder = folder.absolute()
-    config = _read_config(folder / CONFIG)
+    said, config = _read_config(folder / CONFIG)
     try:
         _only_linux(config)
         stages = [_stage(folder, config, step) for step in config.steps or (None,)]
@@ -149,6 +154,7 @@ def read_folder(folder: Path, id: str = "") -> HarborTask:
             stages=tuple(stages),
             strategy=config.multi_step_reward_strategy or "mean",
             unknown=(*unknown_keys(config),),
+            odd=(*odd_values(said),),
         )
     except _Refused as error:
         raise ConfigurationError(f"{folder}: {error}") from None
@@ -168,12 +174,23 @@ def _only_linux(config: TaskConfig) -> None:
 
 def find_folders(data: Path) -> Iterator[Path]:
     """The folders with a task.toml in `data`, or `data` itself; in order, none inside another or hidden."""
-    if (data / CONFIG).is_file():
-        yield data
-        return
-    for inner in sorted(data.iterdir()):
+    return (folder for folder in _folders(data) if (folder / CONFIG).is_file())
+
+
+def strays(data: Path) -> Iterator[str]:
+    """`FILE: why` of what looks like a part of a task, in folders that are none."""
+    for folder in _folders(data):
+        names = {} if (folder / CONFIG).is_file() else {each.name.lower(): each for each in folder.iterdir()}
+        for name in (CONFIG, INSTRUCTION):
+            if name in names:
+                yield f"{names[name].relative_to(data)}: belongs to no task: its folder has no file {CONFIG}"
+
+
+def _folders(data: Path) -> Iterator[Path]:
+    yield data
+    for inner in () if (data / CONFIG).is_file() else sorted(data.iterdir()):
         if inner.is_dir() and not inner.name.startswith("."):
-            yield from find_folders(inner)
+            yield from _folders(inner)
 
 
 def instruction_in(text: str) -> str:
@@ -184,9 +201,11 @@ def instruction_in(text: str) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
-def _read_config(file: Path) -> TaskConfig:
+def _read_config(file: Path) -> tuple[dict[str, Any], TaskConfig]:
+    """What stands in the file, and what it means."""
     try:
-        return TaskConfig.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        said = tomllib.loads(file.read_text(encoding="utf-8"))
+        return said, TaskConfig.model_validate(said)
     except ValidationError as error:
         problems = list(problems_in(error, TaskConfig))
         raise ConfigurationError(describe(problems, source=str(file), origin=lambda _: "")) from None
@@ -203,7 +222,7 @@ def _agent_box(folder: Path, config: TaskConfig) -> Box:
 
 def _box(context: Path, config: Environment) -> Box:
     """A box of `context`. A set `docker_image` is taken as it is, with the folder's files laid into it."""
-    image, compose = config.docker_image, _compose(context)
+    image, compose = config.docker_image or None, _compose(context)
     is_built = (context / "Dockerfile").is_file() or compose is not None
     lays = image is not None and not is_built and context.is_dir()
     return Box(
@@ -229,7 +248,7 @@ def _stage(folder: Path, config: TaskConfig, step: Step | None) -> Stage:
     timeout_s = agent.timeout_sec if agent.timeout_sec is not None else config.agent.timeout_sec
     return Stage(
         name=step.name if step else "",
-        instruction=_instruction(folder, home / "instruction.md"),
+        instruction=_instruction(folder, home / INSTRUCTION),
         history=_history(folder, home / HISTORY) if not step or step is (config.steps or [step])[0] else "",
         timeout_s=timeout_s,
         user=agent.user if agent.user is not None else config.agent.user,
@@ -251,8 +270,10 @@ def _verifier(folder: Path, config: TaskConfig, step: Step | None) -> VerifierPl
     if config.mode_of(step) is Mode.SEPARATE:
         box, has_tests = _verifier_box(folder, config, step)
     tests = () if has_tests else tuple(each for each in folders if each.is_dir())
-    if not has_tests and not any((each / "test.sh").is_file() for each in tests):
-        raise _Refused(f"{(folders[-1] / 'test.sh').relative_to(folder)}: is missing")
+    if not has_tests and not any(each / "test.sh" in inputs(each) for each in tests):
+        named = (folders[-1] / "test.sh").relative_to(folder)
+        why = f": {IGNORE_FILE} beside it leaves it out" if (folder / named).is_file() else ": is missing"
+        raise _Refused(f"{named}{why}")
     return VerifierPlan(
         mode=config.mode_of(step),
         box=box,

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pydantic import ValidationError
+
+from envsdk.base.settings.problems import dotted
+from envsdk.base.settings.validation import problems_in
 from envsdk.envs.terminal.harbor.compose import read_compose
-from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
+from envsdk.envs.terminal.harbor.config import MAIN, Environment, McpServer, NetworkMode, covers_checks
 from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
 
-_TRANSPORTS = ("stdio", "sse", "streamable-http", "http")
+MAX_MB = 1 << 32
+"""What limits can say of memory and disks."""
 
 
 def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = False) -> list[str]:
@@ -26,6 +31,7 @@ def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = 
 def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     """Sentences about keys without effect, or with another one than in Harbor."""
     said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
+    said += [f"{CONFIG}: {why}" for why in task.odd]
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
     for stage in task.stages:
@@ -36,13 +42,12 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
             if mode is NetworkMode.ALLOWLIST:
                 said.append(f"{CONFIG}: {key}.network_mode: allowlist: none is reached ({', '.join(hosts)})")
     for number, server in enumerate(task.config.environment.mcp_servers):
-        transport = server.get("transport", "sse")
-        missing = {"name", "command" if transport == "stdio" else "url"} - server.keys()
-        why = f"{', '.join(sorted(missing))}: is missing"
-        if transport not in _TRANSPORTS:
-            why = f"transport: {transport!r}: known are {', '.join(_TRANSPORTS)}"
-        if missing or transport not in _TRANSPORTS:
-            said.append(f"{CONFIG}: environment.mcp_servers[{number}].{why}")
+        try:
+            McpServer.model_validate(server)
+        except ValidationError as error:
+            where = ("environment", "mcp_servers", number)
+            problems = problems_in(error, McpServer, base=where)
+            said += [f"{CONFIG}: {dotted(each.path)}: {each.message}" for each in problems]
     if task.config.environment.cpus is not None:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:
@@ -95,8 +100,16 @@ def _of_box(task: HarborTask, box: Box, key: str) -> Iterator[str]:
         yield f"{CONFIG}: {key}.gpus: {config.gpus}: sandboxes have no GPU"
     if config.tpu is not None:
         yield f"{CONFIG}: {key}.tpu: sandboxes have no TPU"
+    if config.workdir and not config.workdir.startswith("/"):
+        yield f"{CONFIG}: {key}.workdir: {config.workdir}: is no absolute path"
+    for limit, seconds in (
+        ("build_timeout_sec", config.build_timeout_sec),
+        ("healthcheck.timeout_sec", config.healthcheck.timeout_sec if config.healthcheck else 1.0),
+    ):
+        if seconds <= 0:
+            yield f"{CONFIG}: {key}.{limit}: {seconds:g}: nothing can be done in this time"
     for size, megabytes in (("memory_mb", config.memory_mb), ("storage_mb", config.storage_mb)):
-        if megabytes is not None and megabytes < 0:
+        if megabytes is not None and not 0 <= megabytes < MAX_MB:
             yield f"{CONFIG}: {key}.{size}: {megabytes}: is no size"
 
 

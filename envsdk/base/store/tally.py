@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from envsdk.base.display.scores import Score
 from envsdk.contracts.players import Result
 from envsdk.contracts.trajectory import Outcome, Trajectory
 
+MAX_NAMED = 500
+"""Tasks that are named of those that fail in one way."""
 Z_95 = 1.959963984540054
 """97.5th percentile of the normal distribution."""
 
@@ -61,8 +63,8 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     """Failures by `boundary/kind`."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """The first message of each kind of failure."""
+    messages: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each kind of failure, the first message of each task, by its label; of MAX_NAMED tasks at most."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.num_episodes += 1
@@ -72,7 +74,7 @@ class Tally:
             self.num_failed += 1
             kind = "unknown/unknown" if failure is None else f"{failure.boundary}/{failure.kind}"
             self.failures[kind] += 1
-            self.examples.setdefault(kind, "" if failure is None else failure.message)
+            self._name(kind, {trajectory.label: "" if failure is None else failure.message})
             return
         self.num_successes += trajectory.success
         self.num_turns += len(trajectory.turns)
@@ -86,7 +88,14 @@ class Tally:
         self.total_reward += other.total_reward
         self.outcomes.update(other.outcomes)
         self.failures.update(other.failures)
-        self.examples = {**other.examples, **self.examples}
+        for kind, messages in other.messages.items():
+            self._name(kind, messages)
+
+    def _name(self, kind: str, messages: Mapping[str, str]) -> None:
+        known = self.messages.setdefault(kind, {})
+        for label, message in messages.items():
+            if len(known) < MAX_NAMED:
+                known.setdefault(label, message)
 
     @property
     def num_scored(self) -> int:
@@ -139,7 +148,7 @@ class Tally:
             "success_rate": self.success_rate,
             "outcomes": dict(sorted(self.outcomes.items())),
             "failures": {
-                kind: {"count": count, "example": self.examples.get(kind, "")}
+                kind: {"count": count, "tasks": self.messages[kind]}
                 for kind, count in sorted(self.failures.items())
             },
         }
@@ -154,7 +163,10 @@ class Tally:
             total_reward=value["total_reward"],
             outcomes=Counter(value["outcomes"]),
             failures=Counter({kind: entry["count"] for kind, entry in value["failures"].items()}),
-            examples={kind: entry["example"] for kind, entry in value["failures"].items()},
+            messages={
+                kind: entry.get("tasks") or {"": entry["example"]}
+                for kind, entry in value["failures"].items()
+            },
         )
 
     @classmethod
@@ -174,6 +186,16 @@ class Tally:
     def describe_failures(self) -> str:
         """For a message: `3 x environment/step_raised (ValueError: ...)`, the most frequent first."""
         return "; ".join(
-            f"{count} x {kind} ({self.examples.get(kind, '')})"
+            f"{count} x {kind} ({next(iter(self.messages[kind].values()))})"
             for kind, count in self.failures.most_common(3)
         )
+
+    def failed_tasks(self) -> Iterator[str]:
+        """Lines that name every task that failed, by kind and message, the most frequent kind first."""
+        for kind, count in self.failures.most_common():
+            tasks = self.messages[kind]
+            yield f"failed: {count} x {kind}"
+            for message in dict.fromkeys(tasks.values()):
+                yield f"  {', '.join(label for label in tasks if tasks[label] == message)}: {message}"
+            if len(tasks) == MAX_NAMED:
+                yield f"  further tasks are not named: look for {kind} with envsdk view"

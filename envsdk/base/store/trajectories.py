@@ -66,19 +66,21 @@ _TO_PYTHON: dict[pa.DataType, Callable[[Any], Any]] = {pa.bool_(): bool, pa.floa
 """Environments may report numbers of NumPy's types, which Arrow does not take for Python's."""
 
 
-def _each(name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None) -> Column:
+def _each(
+    name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None, *, is_nullable: bool = False
+) -> Column:
     """A column with one plain value per row; without `get` it is the attribute of that name."""
     get = get or attrgetter(name)
 
     def array(rows: Rows) -> pa.Array:
         return _text(map(get, rows)) if value_type == pa.string() else _numbers(map(get, rows), value_type)
 
-    return Column(name, value_type, array)
+    return Column(name, value_type, array, is_nullable)
 
 
 def _numbers(values: Iterable[Any], value_type: pa.DataType) -> pa.Array:
-    to_python = _TO_PYTHON.get(value_type)
-    return pa.array(list(map(to_python, values) if to_python else values), value_type)
+    to_python = _TO_PYTHON.get(value_type, lambda value: value)
+    return pa.array([None if value is None else to_python(value) for value in values], value_type)
 
 
 def _text(values: Iterable[str | None]) -> pa.Array:
@@ -142,7 +144,7 @@ _OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
     "roles": ("role", pa.string(), ""),
 }
 """Columns with a value for each turn: the attribute that each one holds, its type and its default."""
-_LATER = ("follows", "roles", "seats", "experts", "support_counts", "support_ids")
+_LATER = ("follows", "roles", "seats", "experts", "support_counts", "support_ids", "task_name")
 """Columns that files of earlier versions do not have."""
 
 
@@ -258,9 +260,9 @@ COLUMNS = (
     _each("index", pa.int64(), attrgetter("task.index")),
     _each("seed", pa.int64()),
     _each("outcome", pa.string(), attrgetter("outcome.value")),
-    _each("success", pa.bool_()),
+    _each("success", pa.bool_(), lambda trajectory: trajectory.score[0], is_nullable=True),
     _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
-    _each("total_reward", pa.float64()),
+    _each("total_reward", pa.float64(), lambda trajectory: trajectory.score[1], is_nullable=True),
     Column("turns", _TURNS, _turn_lists),
     *map(_column_of_turns, ("state_hashes", "details")),
     _each("final_observation", pa.string()),
@@ -275,6 +277,7 @@ COLUMNS = (
     Column("seats", _SEATS, _seat_lists, is_nullable=True),
     Column("experts", pa.binary(), _experts, is_nullable=True),
     *map(_support_column, _SUPPORT),
+    _each("task_name", pa.string()),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -432,6 +435,9 @@ def to_record_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
 def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     """The inverse of `to_record_batch`; columns are found by name."""
     columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
+    columns["success"] = list(map(bool, columns["success"]))
+    has_names = "task_name" in batch.schema.names
+    names = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
     failures = batch.column("failure").to_pylist()
     turns, tokens, seats = _turns_from_batch(batch), _tokens_from_batch(batch), _seats_from_batch(batch)
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
@@ -443,6 +449,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
             turns=tuple(turns[first:last]),
             tokens=tokens[row],
             seats=seats[row],
+            task_name=names[row],
             failure=None
             if failure is None
             else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),

@@ -120,6 +120,7 @@ class Session:
         failure: Failure | None = None,
         final_observation: str = "",
         worker: str = "",
+        task_name: str = "",
         last_reward: float = 0.0,
     ) -> Trajectory:
         """The session as an episode that ends now; `last_reward` is for the latest reply."""
@@ -139,6 +140,7 @@ class Session:
             ended_at=time.time(),
             env_s=self.env_s,
             worker=worker,
+            task_name=task_name,
         )
         return trajectory(self.record, [*self.rewards, last], head)
 

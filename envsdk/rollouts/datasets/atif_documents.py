@@ -53,7 +53,17 @@ _OURS = "envsdk"
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
 _ARRAYS = ("ids", "response_mask", "behavior_logprobs", "versions")
-_PLAIN = ("group_id", "seed", "success", "started_at", "ended_at", "generate_s", "env_s", "worker")
+_PLAIN = (
+    "group_id",
+    "seed",
+    "success",
+    "started_at",
+    "ended_at",
+    "generate_s",
+    "env_s",
+    "worker",
+    "task_name",
+)
 
 
 def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None) -> dict[str, Any]:
@@ -119,9 +129,10 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
         }
         for place, (line, player) in enumerate(zip(lines, players, strict=True))
     ]
+    success, reward = trajectory.score
     extra = {
-        "reward": _json_reward(trajectory.total_reward),
-        "success": trajectory.success,
+        "reward": None if reward is None else _json_reward(reward),
+        "success": success,
         _OURS: _known(ours),
     }
     others = {"subagent_trajectories": documents[1:]} if documents[1:] else {}
@@ -301,7 +312,7 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
     times = [_unix(step["timestamp"]) for step in steps if step.get("timestamp")]
     if ours:
         failure = ours.get("failure")
-        known = {each: ours[each] for each in _PLAIN} | {
+        known = {each: ours[each] for each in _PLAIN if each in ours} | {
             "success": bool(ours["success"]),
             "outcome": Outcome(ours["outcome"]),
             "task": Task(**ours["task"]),

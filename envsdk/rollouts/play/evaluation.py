@@ -384,13 +384,15 @@ def _against(config: RunConfig, opponent: str) -> RunConfig:
 
 def _episode(trajectory: Trajectory) -> dict[str, Any]:
     failure, seats = trajectory.failure, trajectory.seats
+    success, reward = trajectory.score
     return {
         "tag": trajectory.task.tag,
         "index": trajectory.task.index,
         "seed": trajectory.seed,
+        "task": trajectory.task_name or None,
         "outcome": trajectory.outcome.value,
-        "success": trajectory.success,
-        "reward": trajectory.total_reward,
+        "success": success,
+        "reward": reward,
         **({"players": {role: seat.player for role, seat in seats.items()}} if seats else {}),
         "turns": len(trajectory.turns),
         "failure": None

@@ -43,8 +43,6 @@ class Played:
     num_episodes: int
     num_successes: int
     num_failed: int
-    failure: str = ""
-    """One of the failures, if there are any."""
 
 
 OnEvent = Callable[[Played | ShardRecord], None]
@@ -91,7 +89,6 @@ class _ShardWriter:
                 num_episodes=since.num_episodes,
                 num_successes=since.num_successes,
                 num_failed=since.num_failed,
-                failure=next((f"{kind}: {text}" for kind, text in since.examples.items()), ""),
             )
         )
 

@@ -23,9 +23,10 @@ _EPISODE: Sequence[tuple[str, pa.DataType, Callable[[Trajectory], Any]]] = (
     ("split", pa.string(), lambda each: each.task.split),
     ("index", pa.int64(), lambda each: each.task.index),
     ("seed", pa.int64(), lambda each: each.seed),
+    ("task_name", pa.string(), lambda each: each.task_name),
     ("outcome", pa.string(), lambda each: each.outcome.value),
-    ("success", pa.bool_(), lambda each: each.success if each.failure is None else None),
-    ("total_reward", pa.float64(), lambda each: each.total_reward if each.failure is None else None),
+    ("success", pa.bool_(), lambda each: each.score[0]),
+    ("total_reward", pa.float64(), lambda each: each.score[1]),
     ("num_turns", pa.int64(), lambda each: len(each.turns)),
     ("num_tokens", pa.int64(), lambda each: None if each.tokens is None else len(each.tokens)),
     ("num_sampled_tokens", pa.int64(), lambda each: _num_sampled(each)),
@@ -38,7 +39,7 @@ _EPISODE: Sequence[tuple[str, pa.DataType, Callable[[Trajectory], Any]]] = (
     ("env_s", pa.float64(), lambda each: each.env_s),
     ("worker", pa.string(), lambda each: each.worker),
 )
-_OF_EPISODE = ("trajectory_id", "group_id", "tag", "split", "index", "seed")
+_OF_EPISODE = ("trajectory_id", "group_id", "tag", "split", "index", "seed", "task_name")
 """Columns of an episode that each of its turns repeats."""
 _TURN: Sequence[tuple[str, pa.DataType, Callable[[Turn], Any]]] = (
     ("observation", pa.string(), lambda turn: turn.observation),

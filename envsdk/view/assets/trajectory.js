@@ -126,7 +126,7 @@
       ["took", View.seconds(trajectory.seconds)],
       ["waiting for replies", View.seconds(trajectory.generate_s)],
       ["in the environment", View.seconds(trajectory.env_s)],
-      ["task", `${trajectory.split} ${trajectory.task}`],
+      ["task", [trajectory.task_name, `${trajectory.split} ${trajectory.task}`].filter(Boolean).join(", ")],
       ["seed", String(trajectory.seed)],
       ["used for", `${View.useWord(trajectory.use)}${trajectory.step === null ? "" : `, step ${trajectory.step}`}${trajectory.why ? ` (${trajectory.why})` : ""}`],
       ["worker", trajectory.worker || "–"],

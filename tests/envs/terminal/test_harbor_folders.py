@@ -14,9 +14,11 @@ from pydantic import ValidationError
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.harbor.config import Artifact, Mode, NetworkMode, TaskConfig, unknown_keys
-from envsdk.envs.terminal.harbor.folder import find_folders, instruction_in, read_folder
+from envsdk.envs.terminal.harbor.folder import find_folders, instruction_in, read_folder, strays
 from envsdk.envs.terminal.harbor.inputs import inputs, packed
 from envsdk.envs.terminal.harbor.support import refusals, remarks
+from envsdk.envs.terminal.notes import notes
+from envsdk.envs.terminal.task_list import task_list
 
 OLD = """
 version = "1.0"
@@ -144,6 +146,22 @@ def test_a_separate_verifier_has_the_first_image_that_is_named(
         ("[agent]\ntimeout_sec = 0", {}, "task.toml: agent.timeout_sec: 0: nothing can be done"),
         ("[verifier]\ntimeout_sec = -1", {}, "task.toml: verifier.timeout_sec: -1: nothing can be done"),
         ("[environment]\nmemory_mb = -1", {}, "task.toml: environment.memory_mb: -1: is no size"),
+        (
+            f"[environment]\nstorage_mb = {10**15}",
+            {},
+            f"task.toml: environment.storage_mb: {10**15}: is no size",
+        ),
+        (
+            "[environment]\nbuild_timeout_sec = 0",
+            {},
+            "task.toml: environment.build_timeout_sec: 0: nothing can be done",
+        ),
+        (
+            "[environment.healthcheck]\ncommand = 'true'\ntimeout_sec = -1",
+            {},
+            "task.toml: environment.healthcheck.timeout_sec: -1: nothing can be done",
+        ),
+        ("[environment]\nworkdir = 'app'", {}, "task.toml: environment.workdir: app: is no absolute path"),
     ],
 )
 def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
@@ -174,6 +192,8 @@ def test_what_no_sandbox_can_do_is_refused_by_file_and_key(
         ({"instruction.md": None}, "instruction.md: is missing"),
         ({"trajectory.json": "{}"}, "trajectory.json: is no ATIF document: KeyError('steps')"),
         ({"tests/test.sh": None}, "tests/test.sh: is missing"),
+        ({"tests/.harborignore": "*.sh\n"}, "tests/test.sh: .harborignore beside it leaves it out"),
+        ({"task.toml": "[agent]\ntimeout_sec = 1e400"}, "agent.timeout_sec: must be a finite number"),
         (
             {"environment/Dockerfile": None},
             "environment/Dockerfile: is missing, and [environment] docker_image",
@@ -250,17 +270,20 @@ def test_an_earlier_conversation_is_read_for_the_first_instruction_alone(tmp_pat
         ('{name = "a", url = "u"}', ""),
         ('{name = "a", transport = "stdio", command = "c"}', ""),
         ('{name = "a", transport = "stdio", url = "u"}', "command: is missing"),
-        ("{}", "name, url: is missing"),
+        ("{}", "name: is required and missing"),
         (
             '{name = "a", url = "u", transport = "ws"}',
-            "transport: 'ws': known are stdio, sse, streamable-http",
+            "transport: must be 'stdio', 'sse', 'streamable-http' or 'http', not 'ws'",
         ),
+        ('{name = "a", url = 3}', "url: must be text, not 3"),
+        ('{name = "a", url = ""}', "url: is missing"),
+        ('{name = "a", url = "u", args = "x"}', "args: must be a list"),
     ],
 )
 def test_an_mcp_server_that_harbor_refuses_is_named(tmp_path: Path, server: str, said: str) -> None:
     task = read_folder(write_task(tmp_path, {"task.toml": f"[environment]\nmcp_servers = [{server}]"}))
     found = [line for line in remarks(task, has_network=False) if "mcp_servers" in line]
-    assert [line.partition("mcp_servers[0].")[2][: len(said)] for line in found] == ([said] if said else [])
+    assert [said in line for line in found] == ([True] if said else [])
     assert refusals(task) == []
 
 
@@ -300,6 +323,52 @@ def test_no_key_is_ignored_in_silence(tmp_path: Path) -> None:
     said = remarks(task, has_network=False)
     assert "task.toml: agent.retries: is no key of Harbor's, and changes nothing" in said
     assert any("network_mode: is public" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        (
+            "[agent]\ntimeout_sec = true",
+            "agent.timeout_sec: true: is no number, and is read as 1, as in Harbor",
+        ),
+        ("[verifier]\nuser = false", "verifier.user: false: is no number, and is read as 0, as in Harbor"),
+        ("[[steps]]\nname = 'a'\nmin_reward = true", "steps[0].min_reward: true: is no number"),
+        ("[environment]\ndocker_image = ''", "environment.docker_image: is empty"),
+        ("[environment]\nmemory = 2048", "environment.memory: is no key of Harbor's"),
+        ("[environment]\ncpus = -1", "environment.cpus: -1: is negative"),
+        ('[environment]\nskills_dir = "a\\u0000"', "environment.skills_dir: 'a\\x00': holds a zero byte"),
+    ],
+)
+def test_a_value_that_harbor_reads_and_nobody_means_is_named(tmp_path: Path, toml: str, said: str) -> None:
+    task = read_folder(write_task(tmp_path, {"task.toml": toml, "steps/a/instruction.md": "Do it."}))
+    assert any(line.startswith(f"task.toml: {said}") for line in remarks(task, has_network=False))
+    assert refusals(task) == []
+
+
+@pytest.mark.parametrize("toml", ["[environment]\nallow_internet = true", "[metadata]\na = ''\nx_sec = true"])
+def test_what_may_stand_so_is_not_named(tmp_path: Path, toml: str) -> None:
+    assert read_folder(write_task(tmp_path, {"task.toml": toml})).odd == ()
+
+
+def test_a_file_that_belongs_to_no_task_is_named(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "upper", {"task.toml": None})
+    (folder / "Task.toml").write_text("")
+    write_task(tmp_path / "lacks", {"task.toml": None})
+    write_task(tmp_path / "good", {"steps/one/instruction.md": "Do it."})
+    assert [line.partition(":")[0] for line in strays(tmp_path)] == [
+        *("lacks/instruction.md", "upper/Task.toml", "upper/instruction.md"),
+    ]
+    assert any("upper/Task.toml: belongs to no task" in line for line in notes(data=str(tmp_path)))
+    with pytest.raises(
+        ConfigurationError, match=r"no folder in it has a task\.toml[^$]*Task\.toml: belongs to no"
+    ):
+        task_list(str(tmp_path / "upper"))
+
+
+def test_an_empty_image_is_none(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, {"task.toml": "[environment]\ndocker_image = ''"})
+    assert read_folder(folder).box.context == folder / "environment"
 
 
 def test_canary_lines_are_not_shown_to_agents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from envsdk.base.store.trajectories import read_trajectories
 from envsdk.collect import command as collect_command
 from envsdk.envs.terminal.task_list import task_list
 from envsdk.evaluate import CommandOptions, evaluate
+from envsdk.evaluate import command as evaluate_command
 from envsdk.rollouts.play.collection import CollectOptions
 
 
@@ -60,3 +62,32 @@ def test_a_key_that_changes_nothing_is_said_before_episodes_are_played(
         )
     )
     assert len(said.findall(capfd.readouterr().err.replace("\n", " "))) == 1
+
+
+def test_each_task_that_fails_is_named_with_why_and_none_of_them_is_scored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, files in {
+        "good": {"tests/test.sh": "[ -e /app/done ]; echo $((1 - $?)) > /logs/verifier/reward.txt"},
+        "pays/nobody": {"tests/test.sh": "echo 0 > /logs/verifier/reward.txt"},
+        "says/nothing": {"tests/test.sh": "exit 3"},
+        "lacks/one": {"solution/solve.sh": None},
+        "lacks/other": {"solution/solve.sh": None},
+    }.items():
+        write_task(tmp_path / "tasks" / name, {"solution/solve.sh": "touch /app/done", **files})
+    arguments = (f"data={tmp_path / 'tasks'}", 'backend_settings={images: {"*": host}}', "split=all")
+    options = {"policy": "oracle", "num_episodes": 5, "out": tmp_path / "log", "json_file": tmp_path / "json"}
+    overrides = (*arguments, "max_failed_share=1")
+    evaluate_command(CommandOptions(names=("Terminal", *overrides), **options))
+    shown = capfd.readouterr().out
+    assert "  lacks/one, lacks/other: NoSolution: the task has no solution/solve.sh" in shown
+    assert "  pays/nobody: ConfigurationError: pays/nobody cannot be used: its own solution" in shown
+    assert "  says/nothing: ConfigurationError: says/nothing cannot be used: " in shown
+    stored = read_trajectories(tmp_path / "log/part-00000.parquet")
+    for each, trajectory in zip(json.loads((tmp_path / "json").read_text())["episodes"], stored, strict=True):
+        scored = (True, 1.0) if each["task"] == "good" else (None, None)
+        assert (each["success"], each["reward"]) == scored == trajectory.score
+        assert each["task"] == trajectory.task_name
+    assert sorted(each.task_name for each in stored) == [
+        *("good", "lacks/one", "lacks/other", "pays/nobody", "says/nothing"),
+    ]

@@ -101,6 +101,23 @@ async def test_a_late_call_of_a_dead_incarnation_asks_for_nothing_and_leaves_the
     following.cancel()
 
 
+async def test_what_others_ask_for_waits_while_only_some_clients_are_served() -> None:
+    host = await started_host(reply=[7])
+    await host.serve_only("val-")
+    training = asyncio.ensure_future(host.exchange("train-0#0", 0, pack_requests([request("a")]), []))
+    gone = asyncio.ensure_future(host.exchange("train-1#0", 0, pack_requests([request("b")]), []))
+    held_out = await soon(host.exchange("val-0#0", 0, pack_requests([request("c")]), []))
+    assert ids(held_out) == ["c"]
+    following = asyncio.ensure_future(host.exchange("train-1#1", 0, NOTHING, []))
+    assert ids(await soon(gone)) == []
+    assert not training.done()
+    await host.serve_only("")
+    assert ids(await soon(training)) == ["a"]
+    health = await host.health()
+    assert health.num_tokens_sampled == 2, "the process that asked for b is gone"
+    following.cancel()
+
+
 @in_virtual_time
 async def test_the_tokens_of_long_turns_come_while_they_run() -> None:
     host = await started_host(reply=list(range(10)), latency={"kind": "constant", "mean_s": 4.0})

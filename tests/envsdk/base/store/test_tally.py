@@ -8,13 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.base.store.tally import MAX_NAMED, Tally, wilson_interval
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
 from tests.trajectories import trajectory_with
 
 
-def an_episode(*, success: bool = False, failure: str | None = None, num_turns: int = 2) -> Trajectory:
+def an_episode(
+    *,
+    success: bool = False,
+    failure: str | None = None,
+    num_turns: int = 2,
+    name: str = "",
+    why: str = "boom",
+) -> Trajectory:
     return trajectory_with(
         trajectory_id="x",
         task=Task(tag="Lake", split="val", index=0),
@@ -24,8 +31,9 @@ def an_episode(*, success: bool = False, failure: str | None = None, num_turns: 
             Turn(observation="", reply="", reward=0.25, response_start=0, response_end=0)
             for _ in range(num_turns)
         ],
-        failure=Failure(boundary=Boundary.ENVIRONMENT, kind=failure, message="boom") if failure else None,
+        failure=Failure(boundary=Boundary.ENVIRONMENT, kind=failure, message=why) if failure else None,
         ended_at=0.0,
+        task_name=name,
     )
 
 
@@ -70,6 +78,33 @@ def test_failed_episodes_are_counted_but_never_scored() -> None:
     assert tally.mean_turns == 2
     assert tally.failures == {"environment/step_raised": 1}
     assert "environment/step_raised (boom)" in tally.describe_failures()
+
+
+def test_each_task_that_failed_is_named_with_why() -> None:
+    told = [("a", "no image"), ("b", "no image"), ("c", "no test"), ("c", "something else")]
+    tally = Tally.of([an_episode(failure="reset_raised", name=name, why=why) for name, why in told])
+    tally.add(an_episode(failure="step_timeout"))
+    assert list(tally.failed_tasks()) == [
+        "failed: 4 x environment/reset_raised",
+        "  a, b: no image",
+        "  c: no test",
+        "failed: 1 x environment/step_timeout",
+        "  Lake val 0 (seed 0): boom",
+    ]
+    assert Tally.from_json(tally.to_json()).messages == tally.messages
+
+
+def test_a_tally_of_many_failures_stays_small() -> None:
+    many = [an_episode(failure="raised", name=f"{n}", why=f"{n}") for n in range(MAX_NAMED + 5)]
+    tally = Tally.of(many)
+    assert (tally.failures["environment/raised"], len(tally.messages["environment/raised"])) == (505, 500)
+    assert list(tally.failed_tasks())[-1].startswith("  further tasks are not named")
+
+
+def test_counts_of_an_older_manifest_are_read() -> None:
+    written = Tally.of([an_episode(failure="raised")]).to_json()
+    written["failures"] = {"environment/raised": {"count": 1, "example": "boom"}}
+    assert Tally.from_json(written).describe_failures() == "1 x environment/raised (boom)"
 
 
 def test_rates_of_nothing_are_unknown_rather_than_zero() -> None:

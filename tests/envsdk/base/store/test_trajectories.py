@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -89,7 +90,8 @@ trajectories = st.builds(
     env_s=finite,
     worker=text,
     seats=st.dictionaries(text, st.builds(Seat, player=text, score=finite), max_size=2),
-)
+    task_name=text,
+).map(lambda each: dataclasses.replace(each, success=each.success and each.outcome is not Outcome.FAILED))
 
 
 def same(left: Trajectory, right: Trajectory) -> bool:
@@ -132,8 +134,8 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have six more, which only say something of episodes with several segments or players, of
-    recorded experts, and of truncated sampling."""
+    """New files have seven more, which only say something of episodes with several segments or players, of
+    recorded experts, truncated sampling and tasks with names; in them a failed episode has no score."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
@@ -143,9 +145,12 @@ def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp
     later = ["follows", "roles", "seats", "experts", "support_counts", "support_ids"]
     for name in later:
         assert table.column(name).null_count == len(table)
-    table = table.drop_columns(later)
-    assert table.schema.equals(old.schema_arrow)
-    assert table.equals(old.read())
+    assert set(table.column("task_name").to_pylist()) == {""}
+    is_scored = pc.not_equal(table.column("outcome"), "failed")
+    for name in ("success", "total_reward"):
+        assert table.column(name).is_valid().equals(is_scored)
+    scored = table.drop_columns([*later, "task_name"]).filter(is_scored)
+    assert scored.cast(old.schema_arrow).equals(old.read().filter(is_scored))
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}
 
 
