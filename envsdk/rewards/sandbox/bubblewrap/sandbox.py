@@ -40,7 +40,7 @@ from envsdk.rewards.sandbox.bubblewrap.state import (
     bind_line,
 )
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch, Watched, allowed_usage, is_over
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, Snapshot
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
 from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
 from envsdk.rewards.sandbox.threads import in_thread
@@ -236,6 +236,8 @@ class BubblewrapSandbox(ShellSandbox):
                 await self._end_kept()
             if self._kept is None and not work.compares:
                 self._kept = await self._begin()
+                if self._closed:
+                    raise SandboxError(f"sandbox {self.id} is closed")
             return self._kept
 
     async def _begin(self) -> Kept:
