@@ -113,14 +113,10 @@ class TerminalEnv(ShellEnv[State, Session]):
             backend=args.backend,
         )
         self.num_tasks = len(self._tasks)
+        limits = sorted((args.limits or {}).items())
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
-            identity=repr(
-                (
-                    *(args.backend, sorted(settings.items()), sorted((args.limits or {}).items())),
-                    args.keeps_processes,
-                )
-            ),
+            identity=repr((args.backend, sorted(settings.items()), limits, args.keeps_processes)),
             limits=args.limits or {},
             variables=args.variables or {},
             has_network=bool(settings.get("network")),
