@@ -107,7 +107,8 @@ async def test_what_is_checked_in_place_can_be_paid_by_a_process_and_that_is_sai
         "tests/test.sh": "sleep 1; echo 0 > /logs/verifier/reward.txt\n",
         "solution/solve.sh": None,
     }
-    pays = LOOPS.format("echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json")
+    loop = LOOPS.format("echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json")
+    pays = f"until [ -e /tests/test.sh ]; do sleep 0.05; done; {loop}"
     daemon = f"setsid nohup bash -c '{pays}' > /dev/null 2>&1 &"
     for keeps, expected in ((True, 1.0), (False, 0.0)):
         env = make(write_task(tmp_path, files), keeps_processes=keeps)

@@ -53,7 +53,8 @@ async def main():
     await kept.exec("setsid sleep 1000 &", timeout_s=30)
     script = "grep CapEff /proc/self/status; pgrep -c -f 'sleep 1000'"
     print(" ".join((await kept.exec(script, timeout_s=30)).output.split()[:3]))
-    print((await kept.exec("readlink /proc/1/root || unshare -U true || echo refused", timeout_s=30)).output)
+    script = "exec 2> /tmp/x; readlink /proc/1/root || unshare -U true || echo refused"
+    print((await kept.exec(script, timeout_s=30)).output)
     print((await kept.exec("sleep 60", timeout_s=0.3)).reason)
     print((await kept.exec("dd if=/dev/zero of=/dev/null bs=100M count=100 & wait", timeout_s=30)).reason)
     print((await kept.exec("pgrep -f 'sleep 1000' || echo gone", timeout_s=30)).output)
