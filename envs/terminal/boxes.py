@@ -83,6 +83,8 @@ class Boxes:
     """Limits of each box, which count before those of its task."""
     variables: Mapping[str, str]
     has_network: bool
+    keeps_processes: bool
+    """Whether what a command leaves running goes on, as in Harbor."""
 
     async def start(self, task_id: str, box: Box, key: str, network: NetworkMode) -> Sandbox:
         """A box with its folders, files and variables, whose health check has passed.
@@ -102,6 +104,7 @@ class Boxes:
                 env={**image.env, **env},
                 workdir=box.config.workdir or image.workdir,
                 network=self.has_network and network is NetworkMode.PUBLIC,
+                keeps_processes=self.keeps_processes,
             )
             if box.compose is None:
                 sandbox = await backend.start(image, limits=limits)

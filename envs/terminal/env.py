@@ -60,6 +60,8 @@ class TerminalArguments(ShellArguments):
     """Size of what a separate verifier gets; more is left out."""
     max_artifact_files: int = Field(10_000, ge=1)
     """Number of files of what it gets."""
+    keeps_processes: bool = True
+    """What a command leaves running goes on until the check is over; otherwise it ends with its command."""
     variables: Mapping[str, str] | None = None
     """Values of the variables that a task takes from its host: `${VAR}`. Nothing else of this process is
     shown to tasks."""
@@ -116,12 +118,14 @@ class TerminalEnv(ShellEnv[State, Session]):
         settings = backend_settings(args)
         self._tasks = args.task_list()
         self.num_tasks = len(self._tasks)
+        limits = sorted((args.limits or {}).items())
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
-            identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),
+            identity=repr((args.backend, sorted(settings.items()), limits, args.keeps_processes)),
             limits=args.limits or {},
             variables=args.variables or {},
             has_network=args.has_network,
+            keeps_processes=args.keeps_processes,
         )
         self._bounds = Bounds(bytes=args.max_artifact_mb << 20, files=args.max_artifact_files)
 
@@ -143,6 +147,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             stage,
             instructions=self._args.instructions,
             action_format=self._args.action_format,
+            keeps_processes=self._args.keeps_processes,
             box=task.config.environment,
         )
         self._state = State(task=task, observation=observation)
