@@ -172,7 +172,7 @@ def _details(row: PromptRow, reward: Reward) -> Mapping[str, Any]:
     details = {"verdict": reward.verdict, "parts": dict(reward.parts), "place": row.place, **known}
     if reward.fault:
         details["fault"] = reward.fault
-    return details | ({"history": list(row.messages[:-1])} if len(row.messages) > 1 else {})
+    return details
 
 
 _SHOWN = ("ground_truth", "id", "source", "tag", "difficulty")
