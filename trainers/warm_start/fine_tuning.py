@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import yaml
+from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.extras import require
@@ -29,6 +29,7 @@ from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
 from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import Message
@@ -342,16 +343,5 @@ def _is_cut(conversation: Conversation, demo: Demonstration) -> bool:
 
 def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:
     """The YAML file, if there is one, with `values` over it; ConfigurationError tells all that is wrong."""
-    written: Any = {}
-    if file is not None:
-        try:
-            written = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{file} is no UTF-8 text: {error.reason}") from error
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"{file} is not YAML: {error}") from error
-        if not isinstance(written, dict):
-            raise ConfigurationError(f"{file} must hold keys and values, such as `epochs: 3`")
+    written: Any = {} if file is None else OmegaConf.to_container(Reading().read(file))
     return validated(SFTConfig, {**written, **values}, str(file or "sft"))

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -47,12 +48,12 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import TagPrompts, own_history
-from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.managers.policies import OraclePolicy, policy_class
 from envsdk.managers.traj_env_manager import prompt_too_long
 from envsdk.rewards.prompt_data.opening import open_prompts
+from envsdk.rollouts.datasets.conversations import conversations_of
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import MODEL, Player, make_player
 from envsdk.rollouts.play.source import resolve_source
@@ -122,14 +123,12 @@ def demonstrations_of(
     Raises SequenceFull where the first prompt of the episode leaves no room for a reply.
     """
     found = []
-    for number, segment in enumerate(trajectory.segments()):
-        line = shown.line(trajectory.turns, segment.numbers, trajectory.tools)
-        num_given = num_given_replies(line.messages, segment)
-        limits = {"num_given_replies": num_given, "max_new_tokens": shown.max_new_tokens}
+    for each in conversations_of(replace(trajectory, shown=shown)):
+        limits = {"num_given_replies": each.num_given_replies, "max_new_tokens": shown.max_new_tokens}
         try:
-            found.append(tokens_of(line, chat, sequence_length, **limits))
+            found.append(tokens_of(each.line, chat, sequence_length, **limits))
         except SequenceFull:
-            if number == 0:
+            if each.beginning is None:
                 raise
     return [demo for demo in found if demo is not None]
 

@@ -237,7 +237,7 @@ class GymnasiumEnv(ReplayedEnv):
                 if said is not None:
                     return bool(said)
                 needed = None if self._env.spec is None else self._env.spec.reward_threshold
-                is_paid = terminated and reward > max(0.0, *self._rewards[:-1])
+                is_paid = terminated and reward > max([0.0, *self._rewards[:-1]])
                 return is_paid or (needed is not None and sum(self._rewards) >= needed)
             case "rewarded":
                 return terminated and reward > 0

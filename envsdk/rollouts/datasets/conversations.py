@@ -22,7 +22,7 @@ from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import Line, Message
 from envsdk.contracts.segments import num_given_replies
-from envsdk.contracts.trajectory import Outcome
+from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset, session_files
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
@@ -103,12 +103,17 @@ def _of_dataset(dataset: DataSet, filters: EpisodeFilters) -> Iterator[Conversat
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             continue
         if filters.reason_to_drop(trajectory) is None:
-            segments = trajectory.segments()
-            beginning = trajectory.to_messages(segments[0])
-            for segment in segments:
-                line = trajectory.line(segment)
-                num_given = num_given_replies(line.messages, segment)
-                yield Conversation(line=line, num_given_replies=num_given, beginning=beginning)
+            yield from conversations_of(trajectory)
+
+
+def conversations_of(trajectory: Trajectory) -> Iterator[Conversation]:
+    """One for each of its segments."""
+    beginning = None
+    for segment in trajectory.segments():
+        line = trajectory.line(segment)
+        num_given = num_given_replies(line.messages, segment)
+        yield Conversation(line=line, num_given_replies=num_given, beginning=beginning)
+        beginning = beginning or line.messages
 
 
 def _of_file(path: Path) -> Iterator[Conversation]:
