@@ -66,7 +66,7 @@ class Line:
     history: Sequence[Message] = ()
     """What the first prompt shows before its user message; its replies are given, not learned."""
     spoken: Sequence[Message]
-    """From that user message to the last reply."""
+    """All from that user message to the last reply."""
     tools: Sequence[Mapping[str, Any]] = ()
 
     @property

@@ -78,7 +78,7 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     """Failures by `boundary/kind`."""
     messages: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each kind of failure, the first message of each task, by its label; of MAX_NAMED tasks at most."""
+    """The first message of each task by kind of failure and label; of MAX_NAMED tasks at most."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.num_episodes += 1
