@@ -25,7 +25,7 @@ from envsdk.base.display.terminal import say
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.options import Argument, Option
 from envsdk.base.store.atomic import make_folder, write_json_atomically
-from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.base.store.tally import Tally, unscorable, wilson_interval
 from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
@@ -216,8 +216,8 @@ def _print(played: Sequence[Evaluation]) -> None:
         name = f"{each.name}: " if len(played) > 1 else ""
         for line in each.total.failed_tasks():
             say(f"{name}{line}")
-        if unread := no_action_read(each.trajectories):
-            say(f"warning: {name}{unread}", err=True)
+        for warning in filter(None, (no_action_read(each.trajectories), unscorable(each.trajectories))):
+            say(f"warning: {name}{warning}", err=True)
     log = played[0].log
     if log is not None:
         say(f"look at the episodes with: envsdk view {log if len(played) == 1 else log.parent}")
