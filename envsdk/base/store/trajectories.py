@@ -280,9 +280,7 @@ COLUMNS = (
     Column("experts", pa.binary(), _experts, is_nullable=True),
     *map(_support_column, _SUPPORT),
     _each("task_name", pa.string()),
-    _each(
-        "tools", pa.string(), lambda each: json.dumps(each.tools) if each.tools else None, is_nullable=True
-    ),
+    _each("tools", pa.string(), lambda each: json.dumps(each.tools) if each.tools else ""),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -447,7 +445,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
     return [
         Trajectory(
-            **{name: columns[name][row] for name in (*_PLAIN, "task_name")},
+            **{name: columns[name][row] for name in _PLAIN},
             task=Task(tag=columns["tag"][row], split=columns["split"][row], index=columns["index"][row]),
             outcome=Outcome(columns["outcome"][row]),
             turns=tuple(turns[first:last]),
