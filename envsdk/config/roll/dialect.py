@@ -1,14 +1,15 @@
 """ROLL's files, as one of the dialects that are translated."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.settings.problems import Problem
 from envsdk.config.foreign.dialect import Dialect, has_mark
 from envsdk.config.foreign.row import read_data
 from envsdk.config.foreign.table import read_table
+from envsdk.config.loading import leaves
 from envsdk.config.roll.distillation import student_as_policy
 from envsdk.config.roll.rewards import pending_keys
 
@@ -23,7 +24,7 @@ def is_roll_file(data: Mapping[str, Any]) -> bool:
 
 def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
-    for path, value in _leaves(data):
+    for path, value in leaves(data).items():
         is_media = (
             (
                 re.match(_MEDIA["key"], str(path[-1])) is not None
@@ -41,14 +42,6 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
 
 def _matches(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and re.search(pattern, value) is not None
-
-
-def _leaves(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*prefix, name))
-        else:
-            yield (*prefix, name), value
 
 
 ROLL = Dialect(
