@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,8 @@ from envsdk.base.store.trajectories import iter_record_batches, read_metadata
 from envsdk.view.columns import COLUMNS, Stored, TokenStats
 from envsdk.view.sources import FileRole
 
-
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One trajectory in the index."""
-
-    values: tuple[Any, ...]
-    """Parallel to `COLUMNS`."""
-    text: str
-    """The texts of the trajectory that a search covers."""
+IndexRow = tuple[tuple[Any, ...], str]
+"""One trajectory in the index: values parallel to `COLUMNS`, and the texts that a search covers."""
 
 
 def rows_of_file(path: Path, role: FileRole) -> Iterator[list[IndexRow]]:
@@ -63,7 +55,7 @@ def _rows_of_batch(batch: pa.RecordBatch, first: int, role: FileRole, reasons: l
         why = reasons[row] if row < len(reasons) else ""
         stored = Stored(row, role, why, values, stats)
         texts = (values["trajectory_id"], stored.failure["message"], text, values["final_observation"])
-        rows.append(IndexRow(tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
+        rows.append((tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
     return rows
 
 
