@@ -155,14 +155,9 @@ def find_sources(folder: Path) -> list[Source]:
         return [_source(root, root.name, own)]
     found = []
     for child in _folders(root):
-        kind = kind_of(child)
-        if kind is not None:
-            found.append(_source(child, child.name, kind))
-            continue
-        for grandchild in _folders(child):
-            kind = kind_of(grandchild)
-            if kind is not None:
-                found.append(_source(grandchild, f"{child.name}/{grandchild.name}", kind))
+        for each in _folders(child) if kind_of(child) is None else [child]:
+            if (kind := kind_of(each)) is not None:
+                found.append(_source(each, each.relative_to(root).as_posix(), kind))
     if not found:
         raise ConfigurationError(f"{folder} holds neither runs nor data sets{_contents(root)}")
     return found[:_MAX_SOURCES]
