@@ -15,7 +15,6 @@ import gc
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -121,8 +120,12 @@ class Engine:
         loaded = self._games.get(key)
         if loaded is None:
             self._unload_unused()
-            with _without_collection():
+            # Loading makes many objects and little garbage; looking for it would be a third of the cost.
+            gc.disable()
+            try:
                 loaded = self._games[key] = LoadedGame(game, self._libraries)
+            finally:
+                gc.enable()
             memo.forget_facts()
         self._games.move_to_end(key)
         loaded.num_sessions += 1
@@ -399,16 +402,6 @@ class State(pddl_logic.PddlState):  # type: ignore[misc]
     def remove_fact(self, proposition: Proposition) -> None:
         self._sorted.pop(proposition.signature, None)
         super().remove_fact(proposition)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Loading makes many objects and little garbage; looking for it would be a third of the cost."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @cache

@@ -154,9 +154,7 @@ class ALFWorldEnv(AnyTextSpaces, TextEnv):
         return self._observation(self._state), {"game": game.id, "task_type": game.goal.task_type}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        state = self._state
-        if state is None:
-            raise ResetNeeded("ALFWorld: call reset() before step()")
+        state = self._needed_state()
         if state.ended:
             return self._step_after_the_end(state)
         command, note = parse_reply(action, self._args.action_format)

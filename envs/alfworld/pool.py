@@ -298,7 +298,7 @@ class RemoteGame:
     def begin(self) -> Scene:
         """Play through `commands`; returns the scene after the last."""
         for _ in range(_TRIES):
-            self._leave()
+            self.close()
             process = self._pool.take(self.game, self._session)
             self._process = process
             self._let_go = weakref.finalize(self, self._pool.abandon, process, self._session)
@@ -311,7 +311,7 @@ class RemoteGame:
             except _ProcessLost:
                 continue
             except BaseException:
-                self._leave()
+                self.close()
                 raise
         raise EngineCrashed(f"{_TRIES} engine processes in a row died before they could load {self.game.id}")
 
@@ -328,10 +328,6 @@ class RemoteGame:
         digest: str = self._call("state_hash")
         return digest
 
-    def close(self) -> None:
-        """Idempotent; playing on afterwards starts again from `commands`."""
-        self._leave()
-
     def _call(self, verb: str, *arguments: Any, **options: Any) -> Any:
         for _ in range(_TRIES):
             if self._process is None or self._process.is_lost:
@@ -342,11 +338,12 @@ class RemoteGame:
             except _ProcessLost:
                 continue
             except EngineCrashed:
-                self._leave()
+                self.close()
                 raise
         raise EngineCrashed(f"{_TRIES} engine processes in a row died before they could answer `{verb}`")
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Leave the process. Idempotent; playing on afterwards starts again from `commands`."""
         if self._process is not None:
             assert self._let_go is not None
             self._let_go.detach()

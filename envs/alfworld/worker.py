@@ -12,10 +12,9 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from envsdk.base.processes.garbage import resident_bytes
 from envsdk.envs.alfworld.games import Answer, GameDataError, Request
 
 if TYPE_CHECKING:
@@ -39,17 +38,14 @@ def serve(pipe: Connection, engine: Engine) -> None:
 
 
 def _answer(request: Request, engine: Engine) -> Answer:
+    said: dict[str, Any]
     try:
-        value = getattr(engine, request.verb)(*request.arguments, **request.options)
-        return Answer(value=value, resident_mb=_resident_mb())
+        said = {"value": getattr(engine, request.verb)(*request.arguments, **request.options)}
     except GameDataError as error:
-        return Answer(bad_game=str(error), resident_mb=_resident_mb())
+        said = {"bad_game": str(error)}
     except Exception as error:  # noqa: BLE001 - boundary: the engine, raised in the parent
-        return Answer(error=f"{type(error).__name__}: {error}", resident_mb=_resident_mb())
-
-
-def _resident_mb() -> int:
-    return int(psutil.Process().memory_info().rss) >> 20
+        said = {"error": f"{type(error).__name__}: {error}"}
+    return Answer(**said, resident_mb=resident_bytes() >> 20)
 
 
 def main(arguments: list[str]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -14,6 +14,7 @@ from pydantic import Field
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.tools import Toolbox, tool
 from envsdk.adapters.tools.answers import NO_CALLS
+from envsdk.adapters.tools.env import ToolList
 from envsdk.contracts.env import Info
 from envsdk.envs.order_desk.desk import (
     ITEMS,
@@ -26,8 +27,6 @@ from envsdk.envs.order_desk.desk import (
     Warehouse,
     draw_task,
 )
-
-ToolList = Literal["observation", "template", "none"]
 
 NO_CALL = 'No tool was called. Write <tool_call>{"name": NAME, "arguments": {...}}</tool_call>'
 
@@ -132,7 +131,8 @@ class OrderDeskEnv(ReplayedEnv):
         line = next(iter(desk.open_lines()), task.lines[-1])
         if line.item not in desk.known_items:
             return call("stock", item=line.item)
-        return self._order_of(task.customer, line, _fullest(task.stock[line.item]))
+        stock = task.stock[line.item]
+        return self._order_of(task.customer, line, max(stock, key=lambda warehouse: stock[warehouse]))
 
     def legal_actions(self) -> Sequence[str]:
         """All look-ups, and orders of what is wanted for the customers that were looked up."""
@@ -168,7 +168,3 @@ class OrderDeskEnv(ReplayedEnv):
 def call(name: str, /, **arguments: Any) -> str:
     """The reply that calls a tool."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
-def _fullest(stock: Mapping[str, int]) -> str:
-    return max(stock, key=lambda warehouse: stock[warehouse])

@@ -92,31 +92,28 @@ class SokobanEnv(GridEnv):
         preset = args.preset or "SimpleSokoban"
         if preset not in PRESETS:
             raise ValueError(f"preset: must be one of {', '.join(PRESETS)}, not {preset!r}")
-        defaults = PRESETS[preset]
-        width, height = _two(args.dim if args.dim is not None else defaults["dim"])
-        num_boxes = args.num_boxes if args.num_boxes is not None else defaults["num_boxes"]
-        max_steps = args.max_steps if args.max_steps is not None else defaults["max_steps"]
-        min_pushes = args.min_pushes if args.min_pushes is not None else 2 * num_boxes
+        chosen = PRESETS[preset] | args.model_dump(exclude_none=True)
+        width, height = _two(chosen["dim"])
+        num_boxes, max_steps = chosen["num_boxes"], chosen["max_steps"]
+        most, fewest = (width - 2) * (height - 2) // 4, _FEWEST_STEPS_PER_BOX * num_boxes
         if min(width, height) < 5:
             raise ValueError(f"dim: must be at least 5 by 5, walls included, not {width} by {height}")
-        if not 1 <= num_boxes <= (width - 2) * (height - 2) // 4:
-            most = (width - 2) * (height - 2) // 4
+        if not 1 <= num_boxes <= most:
             raise ValueError(f"num_boxes: must be from 1 to {most} in {width}x{height}, not {num_boxes}")
-        if max_steps < _FEWEST_STEPS_PER_BOX * num_boxes:
-            fewest = _FEWEST_STEPS_PER_BOX * num_boxes
+        if max_steps < fewest:
             raise ValueError(f"max_steps: {num_boxes} boxes take at least {fewest}, not {max_steps}")
         super().__init__(
             args,
             max_steps=max_steps,
             max_length=(width + 1) * height + ((1 + num_boxes) * len(_LONGEST_LINE) if args.compass else 0),
-            symbols=args.symbols if args.symbols is not None else defaults.get("symbols"),
+            symbols=chosen.get("symbols"),
         )
         self._room_kwargs = {
             "width": width,
             "height": height,
             "num_boxes": num_boxes,
             "max_moves": max_steps,
-            "min_pushes": min_pushes,
+            "min_pushes": chosen.get("min_pushes", 2 * num_boxes),
         }
         self._box_on_target_reward = args.box_on_target_reward
         self._success_reward = args.success_reward

@@ -12,8 +12,8 @@ from typing import Any
 from gymnasium.error import ResetNeeded
 from pydantic import Field
 
+from envsdk.adapters.missing import import_extra
 from envsdk.contracts.env import Info, TextEnv
-from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.arguments import EnvArguments, keywords_of
 from envsdk.envs.webshop.goals import GoalKind, Split, split_bounds
@@ -225,14 +225,8 @@ class WebShopEnv(AnyTextSpaces, TextEnv):
 
 def _open(data_dir: str | None, num_products: int, catalogue_seed: int) -> Store:
     """The store of the official data, or of a generated catalogue."""
-    try:
-        import bm25s  # noqa: F401
-        import regex  # noqa: F401
-        import Stemmer  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"WebShop needs its search engine ({error}): pip install 'envsdk[webshop]'"
-        ) from error
+    for module in ("bm25s", "regex", "Stemmer"):
+        import_extra(module, extra="webshop")
     if data_dir is None:
         from envsdk.envs.webshop.generate import generated_store
 

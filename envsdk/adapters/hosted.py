@@ -176,17 +176,15 @@ class ReplayedEnv(HostedEnv):
     asks of all of them; it takes as long as the episode took.
     """
 
-    def __init__(self, *, max_steps: int, invalid_penalty: float = 0.0) -> None:
-        super().__init__(max_steps=max_steps, invalid_penalty=invalid_penalty)
-        self._replies: list[str] = []
+    _replies: tuple[str, ...] = ()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if not (self._terminated or self._truncated):
-            self._replies.append(action)
+            self._replies = (*self._replies, action)
         return super().step(action)
 
     def snapshot(self) -> Any:
-        return self._seed, tuple(self._replies), self.np_random.bit_generator.state
+        return self._seed, self._replies, self.np_random.bit_generator.state
 
     def restore(self, snapshot: Any) -> str:
         seed, replies, state = snapshot
@@ -199,5 +197,5 @@ class ReplayedEnv(HostedEnv):
         return self._observation()
 
     def _begin(self, seed: int) -> None:
-        self._replies = []
+        self._replies = ()
         super()._begin(seed)

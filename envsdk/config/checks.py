@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -351,19 +351,6 @@ def _templates(path: KeyPath, env: CustomEnv) -> Iterator[Problem]:
             )
 
 
-_KINDS: Mapping[str, tuple[str, str]] = {
-    plugins.TRAINERS: ("trainer", "trainers"),
-    plugins.ENGINES: ("engine", "engines"),
-    plugins.TRACKERS: ("tracker", "trackers"),
-    plugins.ENV_MANAGERS: ("env manager", "env managers"),
-    plugins.GROUP_FILTERS: ("group filter", "group filters"),
-    plugins.TASK_SAMPLERS: ("task sampler", "task samplers"),
-    plugins.POLICY_LOSSES: ("policy loss", "policy losses"),
-    plugins.ADVANTAGE_ESTIMATORS: ("advantage estimator", "advantage estimators"),
-}
-"""What messages call one plug-in of a group, and several."""
-
-
 def _plugin_names(config: RunConfig) -> Iterator[Problem]:
     for path, name, group in _named_plugins(config):
         if name in plugin_names(group):
@@ -374,7 +361,8 @@ def _plugin_names(config: RunConfig) -> Iterator[Problem]:
                     path, f"no module for `{name}`; write `package.module:Class` and install the package"
                 )
             continue
-        singular, plural = _KINDS[group]
+        plural = group.partition(".")[2].replace("_", " ")
+        singular = plural.removesuffix("es" if plural.endswith("sses") else "s")
         hint = suggest(name, plugin_names(group), known=plural)
         yield Problem(path, f"unknown {singular} `{name}`; {hint}")
 

@@ -31,7 +31,7 @@ from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
 from envsdk.config.foreign.row import value_at
-from envsdk.config.foreign.translation import Translation, translate
+from envsdk.config.foreign.translation import Translation, remove, translate
 from envsdk.config.machine_checks import machine_problems
 from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
@@ -139,10 +139,7 @@ def load_config(
         },
         path=path,
         sources=reading.sources,
-        without_effect={
-            dotted(ignored.path): (reading.origin(ignored.path), ignored.reason)
-            for ignored in translation.ignored
-        },
+        without_effect={dotted(key): (reading.origin(key), why) for key, why in translation.ignored.items()},
         dialect=dialect.name,
         remarks={dotted(key): (reading.origin(key), remark) for key, remark in translation.remarks.items()},
         preset_notes=said,
@@ -288,7 +285,10 @@ def _validate(
         problems += problems_in(error, RunConfig)
         unknown = [details["loc"] for details in error.errors() if details["type"] == "extra_forbidden"]
         if len(unknown) == len(error.errors()):
-            config = RunConfig.model_validate(_without(data, unknown))
+            known = deepcopy(data)
+            for path in unknown:
+                remove(known, path)
+            config = RunConfig.model_validate(known)
     notes: list[str] = []
     if config is not None:
         problems += check(config, for_training=for_training)
@@ -338,16 +338,6 @@ def _unknown_tags(data: Mapping[str, Any], reading: Reading) -> Iterator[Problem
         if isinstance(tags[tag], Mapping) and reading.written_at(("custom_envs", tag)) == OVERRIDE:
             hint = suggest(tag, known, known="tags")
             yield Problem(("custom_envs", tag), f"no such tag, and no env_type for a new one; {hint}")
-
-
-def _without(data: dict[str, Any], paths: Sequence[KeyPath]) -> dict[str, Any]:
-    copy = deepcopy(data)
-    for path in paths:
-        parent: Any = copy
-        for part in path[:-1]:
-            parent = parent[part]
-        del parent[path[-1]]
-    return copy
 
 
 TAGS_FILE = "envsdk/config/tags.yaml"

@@ -91,14 +91,11 @@ def _other_model_problem(config: RunConfig, pretrain: str) -> str:
 
 
 def _not_here(name: str) -> str:
-    return f"{name} is not on this machine: it is {_coming(name)} when the run starts"
-
-
-def _coming(name: str) -> str:
-    if not is_named_model(name):
-        return "downloaded"
-    model = named_model(name)
-    return f"made from {model.source} ({model.title}, license {model.license})"
+    coming = "downloaded"
+    if is_named_model(name):
+        model = named_model(name)
+        coming = f"made from {model.source} ({model.title}, license {model.license})"
+    return f"{name} is not on this machine: it is {coming} when the run starts"
 
 
 def _packages(config: RunConfig) -> Iterator[Problem]:

@@ -189,24 +189,14 @@ def _section(
         yield SettingsSection(path=path, plugin=plugin, model=model, values=values, also=also or {})
 
 
-def environment_ids() -> list[str]:
-    """Ids a tag's `env_type` may name, sorted."""
-    return [spec.id for spec in registry.list_specs()]
-
-
-def environment_spec(env_id: str) -> EnvSpec:
-    """The spec registered under `env_id`; ConfigurationError names the nearest id when there is none."""
-    return registry.spec(env_id)
+environment_ids = registry.known_ids
+environment_spec = registry.spec
+environment_class = registry.load_entry_point
 
 
 def arguments(env: CustomEnv) -> dict[str, Any]:
     """What a tag's environments are made with: its `env_config` over the arguments of the spec."""
     return {**registry.spec(env.env_type).kwargs, **env.env_config}
-
-
-def environment_class(spec: EnvSpec) -> Callable[..., AnyTextEnv]:
-    """The environment's constructor; ConfigurationError when its module cannot be imported."""
-    return registry.load_entry_point(spec)
 
 
 def has_oracle(env: CustomEnv) -> bool:

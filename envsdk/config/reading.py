@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envsdk.base.settings.nearest import nearest
 from envsdk.base.settings.problems import KeyPath
-from envsdk.config.foreign.others import said_of_other_project
+from envsdk.config.foreign.row import read_data
 from envsdk.contracts.failures import ConfigurationError
 
 EXTENDS = "extends"
@@ -260,3 +261,24 @@ def files_of(entries: Any) -> Sequence[str]:
             raise ValueError(f"{entry}: only the package _here_ is there; write `{name}@_here_`")
         names.append(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     return names
+
+
+OTHERS = read_data("envsdk.config.foreign", "others.toml")
+_OUR_KEYS = r"(custom_envs|train_env_manager|rewards|actor_train|actor_infer|extends):"
+_SCRIPTS = (".sh", ".bash", ".slurm", ".py", ".toml", ".ipynb")
+
+
+def said_of_other_project(suffix: str, text: str) -> str | None:
+    """What is said of a file of another project, or of a script; None where it may be one of ours."""
+    is_script = suffix in _SCRIPTS
+    if not is_script and re.search(rf"^{_OUR_KEYS}", text, re.M):
+        return None
+    for name, known in OTHERS.items():
+        begins = rf"^({known['line']})"
+        if re.search(known["call"] if is_script else begins, text, re.M if is_script else re.M | re.S):
+            what = "script" if is_script else "file"
+            return (
+                f"is a {what} for {name}. Its settings have other names here, which docs/coming-from.md "
+                "lists; start from a shipped example, such as rlvr_async.yaml or agentic_async.yaml"
+            )
+    return "is a script: give the YAML file that it names" if is_script else None

@@ -406,20 +406,17 @@ class EngineSuite(CoreSuite):
         assert (await queued).finish_reason is FinishReason.LENGTH
 
     @on_engine()
-    async def test_pause_wait_lets_replies_end_that_another_pause_froze(self, engine: Engine) -> None:
-        frozen = engine.submit(self.long_request())
-        await self.mid_reply(engine)
-        await engine.pause(PauseMode.KEEP)
-        await engine.pause(PauseMode.WAIT)
-        assert (await frozen).finish_reason is FinishReason.LENGTH
-
-    @on_engine()
-    async def test_pause_abort_ends_replies_that_another_pause_froze(self, engine: Engine) -> None:
-        frozen = engine.submit(self.long_request())
-        await self.mid_reply(engine)
-        await engine.pause(PauseMode.KEEP)
-        await engine.pause(PauseMode.ABORT)
-        assert (await frozen).finish_reason is FinishReason.ABORT
+    async def test_pauses_that_wait_or_abort_end_replies_that_another_pause_froze(
+        self, engine: Engine
+    ) -> None:
+        endings = {PauseMode.WAIT: FinishReason.LENGTH, PauseMode.ABORT: FinishReason.ABORT}
+        for mode, ending in endings.items():
+            frozen = engine.submit(self.long_request())
+            await self.mid_reply(engine)
+            await engine.pause(PauseMode.KEEP)
+            await engine.pause(mode)
+            assert (await frozen).finish_reason is ending
+            await engine.resume()
 
     @on_engine(needs="weight_updates")
     async def test_replies_after_an_update_carry_its_version(self, engine: Engine) -> None:

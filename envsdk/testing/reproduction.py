@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from envsdk.contracts.env import TextEnv
@@ -115,7 +115,7 @@ def _calls(check: Check, subject: Subject, example: Mapping[str, Any]) -> list[s
     tape = Tape(subject.expression, subject.make)
     # That it fails is what is being shown.
     with contextlib.suppress(Exception):
-        call_check(check, subject.with_make(tape.recording), example)
+        call_check(check, replace(subject, make=tape.recording), example)
     if len(tape.lines) > _MOST_CALLS:
         left = len(tape.lines) - _MOST_CALLS
         return [*tape.lines[:_MOST_CALLS], f"# and {left} more calls"]

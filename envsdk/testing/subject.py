@@ -95,9 +95,6 @@ class Subject:
             step_s=max(spec.step_timeout_s, _SHORTEST_TIMEOUT_S),
         )
 
-    def with_make(self, make: Factory) -> Self:
-        return replace(self, make=make)
-
     def with_timeout(self, seconds: float) -> Self:
         return replace(self, options=replace(self.options, timeout_s=seconds))
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from envsdk.contracts.env import AnyTextEnv
 from envsdk.testing.checks import Check, catalogue
-from envsdk.testing.runner import Status, demand_of, described, run
+from envsdk.testing.runner import Status, demand_of, described, examine, run
 from envsdk.testing.subject import Options, Subject, Target, options_from, subject_of, synchronous
 
 
@@ -101,11 +101,7 @@ def check_text_env(make_env: Callable[[], AnyTextEnv], **options: Any) -> list[s
         TypeError: There is no such option.
     """
     subject = Subject(name="make_env", make=synchronous(make_env), options=options_from(options))
-    passed = []
-    for check in catalogue().values():
-        outcome = run(check, subject)
-        if outcome.status is Status.FAILED:
-            raise AssertionError(described(outcome))
-        if outcome.status is Status.PASSED:
-            passed.append(check.name)
-    return passed
+    report = examine(subject)
+    for outcome in report.failed:
+        raise AssertionError(described(outcome))
+    return [outcome.check.name for outcome in report.having(Status.PASSED)]

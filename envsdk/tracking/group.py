@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +40,7 @@ class TrackerGroup(Tracker):
             for name, settings in config.items():
                 tracker = load_tracker(name)
                 if tracker.in_background:
-                    trackers[name] = BackgroundTracker.open(name, tracker, run_dir, settings or {})
+                    trackers[name] = BackgroundTracker(name, tracker, run_dir, settings or {})
                 else:
                     trackers[name] = tracker.create(run_dir, settings or {})
         except BaseException:
@@ -116,10 +116,20 @@ MOST_BATCHES = 4
 class BackgroundTracker:
     """The calls of a tracker, behind a bounded queue. An error of it disables it with one warning.
 
-    open (waits START_PATIENCE_S at most) -> calls, queued -> close (waits CLOSE_PATIENCE_S at most)
+    opened (waits START_PATIENCE_S at most) -> calls, queued -> close (waits CLOSE_PATIENCE_S at most)
     """
 
-    def __init__(self, name: str, open_it: Callable[[], Tracker], *, close_patience_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        tracker: type[Tracker],
+        run_dir: Path,
+        config: Mapping[str, Any],
+        *,
+        start_patience_s: float = START_PATIENCE_S,
+        close_patience_s: float = CLOSE_PATIENCE_S,
+    ) -> None:
+        """Open `tracker` on a thread. ConfigurationError when it refuses its settings in time."""
         self._name = name
         self._close_patience_s = close_patience_s
         self._calls: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque()
@@ -130,28 +140,13 @@ class BackgroundTracker:
         self._refused: ConfigurationError | None = None
         self._has_started = threading.Event()
         self._thread = threading.Thread(
-            target=self._work, args=(open_it,), name=f"tracker {name}", daemon=True
+            target=self._work, args=(tracker, run_dir, config), name=f"tracker {name}", daemon=True
         )
         self._thread.start()
-
-    @classmethod
-    def open(
-        cls,
-        name: str,
-        tracker: type[Tracker],
-        run_dir: Path,
-        config: Mapping[str, Any],
-        *,
-        start_patience_s: float = START_PATIENCE_S,
-        close_patience_s: float = CLOSE_PATIENCE_S,
-    ) -> Self:
-        """Open `tracker` on a thread. ConfigurationError when it refuses its settings in time."""
-        opened = cls(name, lambda: tracker.create(run_dir, config), close_patience_s=close_patience_s)
-        if not opened._has_started.wait(start_patience_s):
+        if not self._has_started.wait(start_patience_s):
             _logger.warning("tracker %s does not answer; training starts without waiting for it", name)
-        if opened._refused is not None:
-            raise opened._refused
-        return opened
+        if self._refused is not None:
+            raise self._refused
 
     def log(self, step: int, metrics: Mapping[str, float], *, time_unix_s: float) -> None:
         self._put("log", step, dict(metrics), time_unix_s=time_unix_s)
@@ -200,10 +195,10 @@ class BackgroundTracker:
             return sum(call[0] == method for call in self._calls) >= MOST_BATCHES
         return len(self._calls) >= MOST_CALLS
 
-    def _work(self, open_it: Callable[[], Tracker]) -> None:
+    def _work(self, kind: type[Tracker], run_dir: Path, config: Mapping[str, Any]) -> None:
         doing = "create"
         try:
-            tracker = open_it()
+            tracker = kind.create(run_dir, config)
             self._has_started.set()
             while (call := self._next()) is not None:
                 doing, args, kwargs = call

@@ -53,9 +53,7 @@ def make_app(library: Library, *, token: str, hosts: frozenset[str] | None) -> A
         Route("/assets/{name}", _asset),
         Route("/api/sources", _sources(library)),
         of_source("", lambda one, _: one.overview(time.time())),
-        Route(
-            "/api/sources/{source}/progress", _of_source(library, lambda one, _: one.progress(time.time()))
-        ),
+        of_source("/progress", lambda one, _: one.progress(time.time())),
         of_source("/timeline", lambda one, _: one.timeline()),
         of_source("/programs", lambda one, _: one.programs(time.time())),
         of_source("/failures", lambda one, _: one.failures()),

@@ -21,10 +21,9 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.tracking import read_run_metrics
 from envsdk.view import comparison
 from envsdk.view.comparison import Difference, Group, Run
-from envsdk.view.library import read_config
 from envsdk.view.page import COMPARISON_SCRIPTS, exported_page
 from envsdk.view.run_view import number, thinned
-from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, run_source
+from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, read_config, run_source
 
 _CHARTS = ("val/success/", "val/reward/", "success/", "reward/", "actor/entropy", "rollout/num_turns")
 _MAX_POINTS = 300

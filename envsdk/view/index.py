@@ -395,9 +395,9 @@ def _insert(db: sqlite3.Connection, file_id: int, first: int, rows: list[IndexRo
     marks = ", ".join("?" * (2 + len(COLUMNS)))
     db.executemany(
         f"INSERT INTO trajectories VALUES ({marks})",
-        ((first + offset, file_id, *row.values) for offset, row in enumerate(rows)),
+        ((first + offset, file_id, *values) for offset, (values, _) in enumerate(rows)),
     )
     db.executemany(
         "INSERT INTO texts (rowid, text) VALUES (?, ?)",
-        ((first + offset, row.text) for offset, row in enumerate(rows)),
+        ((first + offset, text) for offset, (_, text) in enumerate(rows)),
     )

@@ -47,7 +47,7 @@ from envsdk.view.run_view import (
     progress_view,
     staleness_view,
 )
-from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, Kind, Source, find_sources
+from envsdk.view.sources import CONFIG_FILE, TRAJECTORY_FOLDER, Kind, Source, find_sources, read_config
 from envsdk.view.token_text import Decode, find_tokenizer, load_decoder, token_texts
 from envsdk.view.trajectory_view import group_view, row_view, trajectory_view
 from envsdk.view.waiting import MAX_SPANS, timeline_view
@@ -416,17 +416,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns
-
-
-def read_config(path: Path) -> tuple[dict[str, Any], str]:
-    """The settings of a run, and a sentence when there are none."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, f"{path.name}: there is none, so no settings are shown"
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        return {}, f"{path.name} cannot be read ({' '.join(str(error).split())[:200]})"
-    return ({str(name): value for name, value in content.items()} if isinstance(content, dict) else {}), ""
 
 
 def _num_trajectories(about: Mapping[str, Any]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,8 @@ from envsdk.base.store.trajectories import iter_record_batches, read_metadata
 from envsdk.view.columns import COLUMNS, Stored, TokenStats
 from envsdk.view.sources import FileRole
 
-
-@dataclass(frozen=True, slots=True)
-class IndexRow:
-    """One trajectory in the index."""
-
-    values: tuple[Any, ...]
-    """Parallel to `COLUMNS`."""
-    text: str
-    """The texts of the trajectory that a search covers."""
+IndexRow = tuple[tuple[Any, ...], str]
+"""One trajectory in the index: values parallel to `COLUMNS`, and the texts that a search covers."""
 
 
 def rows_of_file(path: Path, role: FileRole) -> Iterator[list[IndexRow]]:
@@ -63,38 +55,22 @@ def _rows_of_batch(batch: pa.RecordBatch, first: int, role: FileRole, reasons: l
         why = reasons[row] if row < len(reasons) else ""
         stored = Stored(row, role, why, values, stats)
         texts = (values["trajectory_id"], stored.failure["message"], text, values["final_observation"])
-        rows.append(IndexRow(tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
+        rows.append((tuple(column.get(stored) for column in COLUMNS), "\n".join(texts)))
     return rows
 
 
-def _turn_texts(batch: pa.RecordBatch) -> list[str]:
+def _turn_texts(batch: pa.RecordBatch) -> Iterator[str]:
     """Observations and replies of each trajectory, in turn."""
-    turns = batch.column("turns")
-    fields = turns.flatten()
-    observations, replies = fields.field("observation").to_pylist(), fields.field("reply").to_pylist()
-    both = [f"{observation}\n{reply}" for observation, reply in zip(observations, replies, strict=True)]
-    texts, start = [], 0
-    for length in turns.value_lengths().to_pylist():
-        texts.append("\n".join(both[start : start + length]))
-        start += length
-    return texts
+    for turns in batch.column("turns"):
+        said = (turns.values.field(name).to_pylist() for name in ("observation", "reply"))
+        yield "\n".join(f"{observation}\n{reply}" for observation, reply in zip(*said, strict=True))
 
 
-def _stats(batch: pa.RecordBatch) -> list[TokenStats | None]:
-    masks = batch.column("response_mask")
-    flat_masks = masks.flatten().to_numpy()
-    logprobs = batch.column("behavior_logprobs").flatten().to_numpy()
-    versions = batch.column("versions").flatten().to_numpy()
-    stats: list[TokenStats | None] = []
-    start = 0
-    for length in masks.value_lengths().to_pylist():
-        if length is None:
-            stats.append(None)
-            continue
-        at = slice(start, start + length)
-        stats.append(token_stats(flat_masks[at], logprobs[at], versions[at]))
-        start += length
-    return stats
+def _stats(batch: pa.RecordBatch) -> Iterator[TokenStats | None]:
+    columns = (batch.column(name) for name in ("response_mask", "behavior_logprobs", "versions"))
+    for mask, logprobs, versions in zip(*columns, strict=True):
+        arrays = (each.values.to_numpy() for each in (mask, logprobs, versions))
+        yield token_stats(*arrays) if mask.is_valid else None
 
 
 def _reasons(path: Path) -> list[str]:

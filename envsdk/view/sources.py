@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import yaml
 
 from envsdk.base.store.shards import FORMAT, MANIFEST
 from envsdk.buffer.contract import BUFFER_FILE
@@ -153,14 +155,9 @@ def find_sources(folder: Path) -> list[Source]:
         return [_source(root, root.name, own)]
     found = []
     for child in _folders(root):
-        kind = kind_of(child)
-        if kind is not None:
-            found.append(_source(child, child.name, kind))
-            continue
-        for grandchild in _folders(child):
-            kind = kind_of(grandchild)
-            if kind is not None:
-                found.append(_source(grandchild, f"{child.name}/{grandchild.name}", kind))
+        for each in _folders(child) if kind_of(child) is None else [child]:
+            if (kind := kind_of(each)) is not None:
+                found.append(_source(each, each.relative_to(root).as_posix(), kind))
     if not found:
         raise ConfigurationError(f"{folder} holds neither runs nor data sets{_contents(root)}")
     return found[:_MAX_SOURCES]
@@ -194,6 +191,17 @@ def _is_collection(manifest: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], str]:
+    """The settings of a run, and a sentence when there are none."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}, f"{path.name}: there is none, so no settings are shown"
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return {}, f"{path.name} cannot be read ({' '.join(str(error).split())[:200]})"
+    return ({str(name): value for name, value in content.items()} if isinstance(content, dict) else {}), ""
 
 
 def _source(folder: Path, name: str, kind: Kind) -> Source:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from envsdk.base.store.hub import hub_folder, is_model_name, known_folder
 from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trajectory import Trajectory
-from envsdk.view.sources import CONFIG_FILE, Kind, Source
+from envsdk.view.sources import CONFIG_FILE, Kind, Source, read_config
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -54,9 +52,10 @@ def find_tokenizer(source: Source) -> Path | None:
     """
     folder = source.folder
     checkpoints = sorted(folder.glob(f"checkpoints/step_*/model/{TOKENIZER_FILE}"))
-    model = _pretrain(folder / CONFIG_FILE) if source.kind is Kind.RUN else _player(folder / MANIFEST)
+    is_run = source.kind is Kind.RUN
+    model = read_config(folder / CONFIG_FILE)[0].get("pretrain") if is_run else _player(folder / MANIFEST)
     candidates = [folder / TOKENIZER_FILE, *checkpoints[-1:]]
-    if model and (known := known_folder(model)) is not None:
+    if isinstance(model, str) and model and (known := known_folder(model)) is not None:
         candidates.append(known / TOKENIZER_FILE)
     return next((path for path in candidates if path.is_file()), None)
 
@@ -94,19 +93,9 @@ def token_texts(trajectory: Trajectory, decode: Decode | None) -> list[str] | No
     return pieces(decode, trajectory.tokens.ids.tolist())
 
 
-def _player(manifest: Path) -> str:
-    """The folder of the model that played a collection; empty when there is none."""
+def _player(manifest: Path) -> Any:
+    """The folder of the model that played a collection; None when there is none."""
     try:
-        value = json.loads(manifest.read_text(encoding="utf-8"))["config"]["model"]["folder"]
+        return json.loads(manifest.read_text(encoding="utf-8"))["config"]["model"]["folder"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return value if isinstance(value, str) else ""
-
-
-def _pretrain(config: Path) -> str:
-    try:
-        content: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return ""
-    value = content.get("pretrain") if isinstance(content, dict) else None
-    return value if isinstance(value, str) else ""
+        return None

@@ -14,7 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Protocol, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import typer
 from pydantic.fields import FieldInfo
@@ -26,20 +26,16 @@ from envsdk.base.settings.validation import model_in, unwrapped
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-class Main(Protocol):
-    """Runs a command on `argv`, the process's own arguments when None, and returns its exit code."""
-
-    def __call__(self, argv: list[str] | None = None) -> int: ...
-
-
 def command_of(
     model: type[OptionsT],
     run: Callable[[OptionsT], int | None],
     *,
     name: str,
     from_file: Callable[[list[str], dict[str, Any]], OptionsT] | None = None,
-) -> tuple[typer.Typer, Main]:
+) -> tuple[typer.Typer, Callable[..., int]]:
     """The Typer app of `run`, and its `main(argv)`, which runs it and returns the exit code.
+
+    `argv` is the process's own arguments when None.
 
     `from_file` makes the options from a YAML file's name and `key=value` arguments, with the given options
     over them. The command line then knows no defaults and no ranges: the file may give any value.

@@ -140,7 +140,7 @@ class ProgressDisplay:
             self._phase_started_s = time.monotonic()
             self._needed = 0
             if self._live is None and self._summary is None:
-                self._print(name)
+                self.note(name)
 
     def rollouts(self, *, ready: int, needed: int) -> None:
         """Trajectories that are ready for the next batch, of those it needs; shown until the next phase."""
@@ -156,18 +156,18 @@ class ProgressDisplay:
         for kind, count in summary.failures.items():
             self._failures[kind] = self._failures.get(kind, 0) + count
         if self._live is None:
-            self._print(_step_line(summary))
+            self.note(_step_line(summary))
 
     def validation(self, result: Validation) -> None:
         """A validation has finished."""
         self._validations.append(result)
         if self._live is None:
             line = in_one_line(result.score_by_tag, result.failed, digits=0)
-            self._print(f"held-out after {result.step} steps: {line}")
+            self.note(f"held-out after {result.step} steps: {line}")
 
     def note(self, text: str) -> None:
         """A line for the user that stays above the panel."""
-        self._print(text)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -178,9 +178,6 @@ class ProgressDisplay:
         if self._live is not None:
             self._ended = _ending(error)
             self._live.stop()
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [self._head()]

@@ -23,23 +23,18 @@ from envsdk.base.settings.validation import model_in, value_problem
 from envsdk.contracts.failures import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Option:
     """How a command line spells a field."""
-
-    flags: tuple[str, ...]
-    """`--NAME` after the field's name when empty."""
-    metavar: str | None
-    reads: Callable[[Any], Any] | None
-    """Makes the field's value from the text, path or list that the command line takes: the type of its
-    argument."""
 
     def __init__(
         self, *flags: str, metavar: str | None = None, reads: Callable[[Any], Any] | None = None
     ) -> None:
-        object.__setattr__(self, "flags", flags)
-        object.__setattr__(self, "metavar", metavar)
-        object.__setattr__(self, "reads", reads)
+        """
+        Args:
+            flags: `--NAME` after the field's name when empty.
+            reads: Makes the field's value from what the command line takes: the type of its argument.
+        """
+        self.flags, self.metavar, self.reads = flags, metavar, reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,16 +177,8 @@ def _found(name: str, package: str) -> Any:
 
 
 def _keys(written: str) -> Iterator[str]:
-    return (key for keys in _split(written) for key in _alternatives(keys))
-
-
-def _split(keys: str) -> list[str]:
-    """Keys with blanks in between; blanks in braces part nothing.
-
-    >>> _split("a b.{c, d}")
-    ['a', 'b.{c,d}']
-    """
-    return re.sub(r",\s+", ",", keys).split()
+    """Keys with blanks in between; blanks in braces part nothing."""
+    return (key for keys in re.sub(r",\s+", ",", written).split() for key in _alternatives(keys))
 
 
 def _alternatives(key: str) -> list[str]:

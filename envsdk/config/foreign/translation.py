@@ -16,14 +16,6 @@ from envsdk.config.foreign.row import NULL, Place, Row, filled, value_at
 OurKeys = Callable[[KeyPath], Collection[str] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A key that has no effect."""
-
-    path: KeyPath
-    reason: str
-
-
 @dataclass(slots=True)
 class Translation:
     """A file in our keys."""
@@ -35,7 +27,8 @@ class Translation:
     """Keys that the project's files may leave out and mean something else then than ours."""
     remarks: dict[KeyPath, str] = field(default_factory=dict)
     """The key that the user wrote -> what its translation does."""
-    ignored: list[Ignored] = field(default_factory=list)
+    ignored: dict[KeyPath, str] = field(default_factory=dict)
+    """Keys that have no effect, and why."""
     pending: dict[KeyPath, str] = field(default_factory=dict)
     """Keys that training needs and the file lacks, while it can be explained without: what to do."""
     problems: list[Problem] = field(default_factory=list)
@@ -71,12 +64,12 @@ def translate(
     values: dict[KeyPath, tuple[KeyPath, Any]] = {}
     for path, value, row, found in list(_rows_of(data, dialect, is_theirs=is_theirs)):
         place = Place(path, data, is_theirs)
-        _remove(result.data, path)
+        remove(result.data, path)
         if row.is_refused:
             result.problems.append(Problem(path, row.reason))
             continue
         if row.convert is None:
-            result.ignored.append(Ignored(path, row.reason))
+            result.ignored[path] = row.reason
             continue
         try:
             ours = row.convert(value, place)
@@ -96,7 +89,7 @@ def translate(
     for path, (source, value) in values.items():
         _put(result, path, value, source, is_override)
     for name in [name for name in result.data if name not in known and name in variables]:
-        result.ignored.append(Ignored((name,), "is there for ${...} to read"))
+        result.ignored[(name,)] = "is there for ${...} to read"
         del result.data[name]
     if is_theirs:
         for key, default in dialect.table().defaults.items():
@@ -106,7 +99,7 @@ def translate(
             except ValueError as error:
                 result.problems += _failed(error, path)
                 continue
-            if value is not None and _set(result.data, path, None if value is NULL else value, replace=False):
+            if value is not None and _set(result.data, path, None if value is NULL else value):
                 result.defaults.append(path)
     # Keys that are converted together have one problem together.
     result.problems = list({problem.message: problem for problem in reversed(result.problems)}.values())[::-1]
@@ -214,14 +207,15 @@ def _put(
     source: KeyPath,
     is_override: Callable[[KeyPath], bool],
 ) -> None:
-    if _set(result.data, path, value, replace=False):
+    if _set(result.data, path, value):
         result.sources[path] = source
     elif value_at(result.data, path) != value and not is_override(path):
         message = f"means the same as {dotted(path)}, which the file has too, with another value; keep one"
         result.problems.append(Problem(source, message))
 
 
-def _set(data: dict[str, Any], path: KeyPath, value: Any, *, replace: bool) -> bool:
+def _set(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
+    """Set a key that is not there, and return whether it was not."""
     section: Any = data
     for part in path[:-1]:
         if section.get(part) is None:
@@ -229,13 +223,14 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any, *, replace: bool) -> b
         section = section[part]
         if not isinstance(section, dict):
             return False
-    if not replace and path[-1] in section:
+    if path[-1] in section:
         return False
     section[path[-1]] = value
     return True
 
 
-def _remove(data: dict[str, Any], path: KeyPath) -> None:
+def remove(data: dict[str, Any], path: KeyPath) -> None:
+    """Remove a key that is there."""
     section: Any = data
     for part in path[:-1]:
         section = section[part]

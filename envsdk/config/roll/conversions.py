@@ -103,10 +103,6 @@ def recomputed_parts(value: Any, place: Place) -> Mapping[str, Any]:
     return {f"{config}.recompute_granularity": "selective", f"{config}.recompute_modules": kept}
 
 
-def gradient_checkpointing(value: Any, place: Place) -> Mapping[str, Any]:
-    return {"actor_train.model_args.gradient_checkpointing": not value}
-
-
 def chooses_attention(value: Any, place: Place) -> bool:
     """Whether the role's trainer takes `attn_implementation` as transformers spells it."""
     role = str(place.path[0])

@@ -5,15 +5,18 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.settings.problems import Problem
 from envsdk.config.foreign.dialect import Dialect, has_mark
-from envsdk.config.foreign.row import read_data
+from envsdk.config.foreign.row import read_data, value_at
 from envsdk.config.foreign.table import read_table
-from envsdk.config.roll.distillation import student_as_policy
+from envsdk.config.loading import leaves
+from envsdk.config.roll.conversions import REFERENCE_TRAINERS
 from envsdk.config.roll.rewards import pending_keys
 
 _KINDS = read_data("envsdk.config.roll", "kinds.toml")
 _MEDIA = _KINDS["media"]
+_STUDENT = {"student_train": "actor_train", "student_infer": "actor_infer"}
+_IN_A_ROLE = ("model_args", "strategy_args", "device_mapping")
 
 
 def is_roll_file(data: Mapping[str, Any]) -> bool:
@@ -23,7 +26,7 @@ def is_roll_file(data: Mapping[str, Any]) -> bool:
 
 def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
-    for path, value in _leaves(data):
+    for path, value in leaves(data).items():
         is_media = (
             (
                 re.match(_MEDIA["key"], str(path[-1])) is not None
@@ -43,12 +46,41 @@ def _matches(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and re.search(pattern, value) is not None
 
 
-def _leaves(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*prefix, name))
-        else:
-            yield (*prefix, name), value
+def student_as_policy(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The file with our names of the roles of on-policy distillation; without these as it is.
+
+    A file with a student distills alone, as `is_pure_opd` says of others.
+    """
+    if not isinstance(teacher := data.get("teacher"), Mapping):
+        return data
+    found = {_STUDENT.get(name, name): value for name, value in data.items() if name != "teacher"}
+    named = {"teacher": teacher} if any(name in teacher for name in _IN_A_ROLE) else teacher
+    found["teachers"] = {
+        name: {
+            "pretrain": str(value_at(each, ("model_args", "model_name_or_path"), data.get("pretrain"))),
+            "coef": float(each.get("opd_kl_coef") or 1.0),
+            "strategy_args": _strategy(each.get("strategy_args") or {}),
+            "device_mapping": each.get("device_mapping"),
+            **({"tags": tags} if (tags := list(_domains(data, each.get("tag_included") or ()))) else {}),
+        }
+        for name, each in named.items()
+    }
+    is_pure = bool(data.get("is_pure_opd")) or "student_train" in data
+    return {"distill_reward_coef": 0.0 if is_pure else 1.0, **found}
+
+
+def _strategy(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    sizes = {key: size for key, size in (given.get("strategy_config") or {}).items() if key.endswith("_size")}
+    name = given.get("strategy_name", "hf_infer")
+    return {"strategy_name": REFERENCE_TRAINERS.get(name, name), "strategy_config": sizes}
+
+
+def _domains(data: Mapping[str, Any], tags: Any) -> Iterator[str]:
+    """Domains of prompts that have these tags, and the tags of environments."""
+    rewards = data.get("rewards") or {}
+    for tag in tags:
+        owners = [name for name, each in rewards.items() if tag in (each.get("tag_included") or ())]
+        yield from owners or [tag]
 
 
 ROLL = Dialect(

@@ -42,30 +42,22 @@ class Workflow(StrictSettings):
 class _Workflows(StrictSettings):
     workflows: list[Workflow]
     prompts: dict[str, Text]
+    """What workflows ask for by themselves, by name."""
     old_names: dict[str, str]
     rewards: dict[str, str]
     """Reward function -> the reward here."""
 
 
 @cache
-def _table() -> _Workflows:
+def table() -> _Workflows:
+    """All that `workflows.toml` says."""
     return _Workflows.model_validate(read_data("envsdk.config.trinity", "workflows.toml"))
 
 
 @cache
 def workflows() -> Mapping[str, Workflow]:
     """The workflows by name."""
-    return {name: workflow for workflow in _table().workflows for name in workflow.names}
-
-
-def rewards() -> Mapping[str, str]:
-    """Reward function -> the reward here."""
-    return _table().rewards
-
-
-def prompts() -> Mapping[str, str]:
-    """What workflows ask for by themselves, by name."""
-    return _table().prompts
+    return {name: workflow for workflow in table().workflows for name in workflow.names}
 
 
 def workflow_named(name: str) -> Workflow:
@@ -82,4 +74,4 @@ def workflow_named(name: str) -> Workflow:
 def plain_name(name: str) -> str:
     """The name that the table has."""
     last = name.rpartition(".")[2].removeprefix("async_")
-    return _table().old_names.get(last, last)
+    return table().old_names.get(last, last)

@@ -11,7 +11,7 @@ from envsdk.base.settings.problems import KeyPath, Problem
 from envsdk.config.foreign.row import AtKey, Place, Row
 from envsdk.config.rlvr import PROMPTS_ENV, VAL_SUFFIX
 from envsdk.config.trinity import tasks
-from envsdk.config.trinity.workflow_table import Kind, plain_name, prompts, rewards, workflow_named, workflows
+from envsdk.config.trinity.workflow_table import Kind, plain_name, table, workflow_named, workflows
 
 Ours = Mapping[str, Any]
 TaskSet = Mapping[str, Any]
@@ -208,7 +208,7 @@ def _with_tools(
         "": {
             "env_type": "envsdk/ToolUse-v1",
             "env_config": {"env": PROMPTS_ENV, "env_config": asked, "tool_list": "template", **config},
-            "agent_system_template": prompts()[prompt],
+            "agent_system_template": table().prompts[prompt],
         }
     }
 
@@ -256,11 +256,11 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
     found = workflow_named(kind)
     if found.kind is not Kind.PROMPTS:
         raise AtKey("default_workflow_type", f"{kind}: {found.says}")
-    if function is not None and function not in rewards():
+    if function is not None and function not in table().rewards:
         raise AtKey(
             "default_reward_fn_type",
-            f"the reward {function} is not there; there are {', '.join(rewards())}. Write it as a class of a "
-            f"few lines (docs/rewards.md), and set "
+            f"the reward {function} is not there; there are {', '.join(table().rewards)}. Write it as a "
+            f"class of a few lines (docs/rewards.md), and set "
             f"rewards.{tasks.domain(place)}.worker_cls=package.module:Class",
         )
     args, settings = _args(taskset, kind), dict(taskset.get("reward_fn_args") or {})
@@ -271,7 +271,7 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
             "reward_fn_args",
             f"has {', '.join(map(str, settings))}, which is not there for {function or kind}",
         )
-    own = prompts()[found.asks] if found.asks else ""
+    own = table().prompts[found.asks] if found.asks else ""
     asks_for_box = found.asks == "boxed"
     match kind:
         case "tool_call_workflow":
@@ -295,7 +295,7 @@ def _reward(taskset: TaskSet, place: Place, *, is_eval: bool = False) -> tuple[s
     if asks_for_box or function == "math_boxed_reward":
         with_think, missed = args.get("with_think", False), args.get("format_score_coef", 0.1)
         form = {"worker_cls": "format", "pattern": _THINK_FIRST, "met": 0.0, "missed": -missed}
-        own = "" if not asks_for_box else prompts()["think_boxed"] if with_think else own
+        own = "" if not asks_for_box else table().prompts["think_boxed"] if with_think else own
         return own, _sum(1.0, {"form": form} if with_think else {}, extract=["boxed"])
     if function in ("accuracy_reward", "rm_gallery_reward"):
         return own, {"worker_cls": "math"}
@@ -381,7 +381,7 @@ def rows() -> Iterator[Row]:
         convert = None if is_refused else task_set
         to = "" if is_refused else _TO[workflow.kind]
         yield from _named("workflow_type", name, to, convert=convert, reason=workflow.says)
-    for name, here in rewards().items():
+    for name, here in table().rewards.items():
         yield from _named("reward_fn_type", name, f"rewards: {here}", convert=task_set)
 
 

@@ -52,6 +52,13 @@ def _first_moves(subject: Subject, seed: int) -> list[str]:
     return moves
 
 
+def _own_limit(subject: Subject) -> int:
+    """Turns after which the environment ends an episode by itself. NotApplicable where it has no limit."""
+    if subject.own_turn_limit is None:
+        raise NotApplicable("it has no `max_steps` of its own")
+    return subject.own_turn_limit
+
+
 @check(
     "After the end there is no more reward: a late reply is answered with 0, or with ResetNeeded.",
     effort=0.25,
@@ -74,13 +81,8 @@ def late_replies_are_answered(subject: Subject, seed: int, script: Script, reply
 
 @check("Success is not earned after the end: a late reply leaves it as it was.", effort=0.25)
 def no_success_after_the_end(subject: Subject, seed: int) -> None:
-    env = subject.make()
-    limit = subject.own_turn_limit
-    if limit is None:
-        raise NotApplicable("it has no `max_steps` of its own, at which an episode ends unsolved")
-    turns = [reset(env, seed)]
-    while not turns[-1].is_last and len(turns) <= limit:
-        turns.append(step(env, GIBBERISH))
+    env, limit = subject.make(), _own_limit(subject)
+    turns = play_from(env, seed, [GIBBERISH] * limit)
     if turns[-1].success or not turns[-1].is_last or "oracle" not in env.abilities():
         return
     fresh = subject.make()
@@ -120,17 +122,11 @@ def reset_in_the_middle_starts_anew(subject: Subject, seed: int, script: Script,
     "Its own limit `max_steps` is kept, also by replies that do not parse: an episode must end.", effort=0.25
 )
 def the_limit_of_turns_is_kept(subject: Subject, seed: int) -> None:
-    limit = subject.own_turn_limit
-    if limit is None:
-        raise NotApplicable("it has no `max_steps` of its own")
+    limit = _own_limit(subject)
     for item in (GIBBERISH, 0):
         env = subject.make()
-        turn = reset(env, seed)
-        for _ in range(limit):
-            turn = step(env, choose_reply(env, item))
-            if turn.is_last:
-                break
-        assert turn.is_last, f"max_steps is {limit}, and the episode goes on after {limit} replies"
+        turns = play_from(env, seed, [item] * limit)
+        assert turns[-1].is_last, f"max_steps is {limit}, and the episode goes on after {limit} replies"
         env.close()
 
 
@@ -139,18 +135,10 @@ def the_limit_of_turns_is_kept(subject: Subject, seed: int) -> None:
     effort=0.25,
 )
 def the_limit_truncates(subject: Subject, seed: int) -> None:
-    limit = subject.own_turn_limit
-    if limit is None:
-        raise NotApplicable("it has no `max_steps` of its own")
+    limit = _own_limit(subject)
     env = subject.make()
-    turn = reset(env, seed)
-    for index in range(limit):
-        turn = step(env, GIBBERISH)
-        if turn.is_last and index == limit - 1 and turn.was_invalid:
-            is_right = turn.truncated and not turn.terminated
-            assert is_right, (
-                f"after {limit} replies: terminated={turn.terminated}, truncated={turn.truncated}"
-            )
-        if turn.is_last:
-            break
+    *before, turn = play_from(env, seed, [GIBBERISH] * limit)
+    if turn.is_last and len(before) == limit and turn.was_invalid:
+        is_right = turn.truncated and not turn.terminated
+        assert is_right, f"after {limit} replies: terminated={turn.terminated}, truncated={turn.truncated}"
     env.close()

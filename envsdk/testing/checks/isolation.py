@@ -113,11 +113,8 @@ def process_is_left_as_found(subject: Subject) -> None:
     )
     now = os.getcwd()
     os.chdir(folder)
-    for key in changed:
-        if key in before:
-            os.environ[key] = before[key]
-        else:
-            del os.environ[key]
+    os.environ.clear()
+    os.environ.update(before)
     assert not changed, f"environment variables changed: {', '.join(changed)}"
     assert now == folder, f"the working directory changed from {folder} to {now}"
 

@@ -9,6 +9,7 @@ from envsdk.testing.courses import (
     assert_same,
     play_asking,
     play_from,
+    play_to_the_end,
     reset,
     short,
     step,
@@ -24,16 +25,13 @@ def solves_every_task(subject: Subject, seed: int) -> None:
         raise NotApplicable("oracle_always_solves is off")
     limit = min(subject.options.max_turns, subject.turn_limit or subject.options.max_turns)
     env = subject.make()
-    turn = reset(env, seed)
-    if turn.info.get("roles"):
+    if reset(env, seed).info.get("roles"):
         raise NotApplicable("it has several players: what one wins another loses")
-    turns = 0
-    while not turn.is_last:
-        assert turns < limit, f"the oracle has not solved seed {seed} after {turns} turns"
-        turn = step(env, ask(env, "oracle"))
-        turns += 1
+    *before, turn = play_to_the_end(env, seed, (), limit)
+    number = len(before)
+    assert turn.is_last, f"the oracle has not solved seed {seed} after {number} turns"
     assert turn.success, (
-        f"the oracle ended the task of seed {seed} after {turns} turns without info['success']"
+        f"the oracle ended the task of seed {seed} after {number} turns without info['success']"
     )
 
 

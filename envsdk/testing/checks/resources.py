@@ -9,9 +9,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from unittest.mock import patch
 
 import psutil
@@ -24,25 +22,18 @@ _CYCLES = 4
 _WARM_UP = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Use:
-    """What this process holds."""
-
-    processes: int
-    threads: int
-    files: int
-    leftovers: int
-    """Entries of the folder for temporary files."""
+_Use = Mapping[str, int]
+"""How many of what this process holds."""
 
 
-def _use(temporary: Path) -> _Use:
+def _use(temporary: str) -> _Use:
     process = psutil.Process()
-    return _Use(
-        processes=len(process.children()),
-        threads=threading.active_count(),
-        files=process.num_fds(),
-        leftovers=len(list(temporary.iterdir())),
-    )
+    return {
+        "child processes": len(process.children()),
+        "threads": threading.active_count(),
+        "open files": process.num_fds(),
+        "temporary files": len(os.listdir(temporary)),
+    }
 
 
 def _played_and_closed(subject: Subject) -> None:
@@ -65,18 +56,18 @@ def _measured(subject: Subject) -> tuple[_Use, _Use]:
             _played_and_closed(subject)
         gc.collect()
         with patch.object(tempfile, "tempdir", folder), patch.dict(os.environ, TMPDIR=folder):
-            before = _use(Path(folder))
+            before = _use(folder)
             for _ in range(_CYCLES):
                 _played_and_closed(subject)
             gc.collect()
-            after = _use(Path(folder))
+            after = _use(folder)
         subject.memory["use"] = before, after
     found: tuple[_Use, _Use] = subject.memory["use"]
     return found
 
 
-def _piles_up(subject: Subject, count: Callable[[_Use], int], what: str) -> None:
-    before, after = map(count, _measured(subject))
+def _piles_up(subject: Subject, what: str) -> None:
+    before, after = (use[what] for use in _measured(subject))
     # One that comes late is a pool's; a leak has at least one per instance.
     assert after - before < _CYCLES, (
         f"after {_CYCLES} more instances were played and closed there are {after} {what}; before, {before}"
@@ -85,22 +76,22 @@ def _piles_up(subject: Subject, count: Callable[[_Use], int], what: str) -> None
 
 @check("Closed instances leave no process behind: a day of training would fill the machine.")
 def no_process_is_left(subject: Subject) -> None:
-    _piles_up(subject, lambda use: use.processes, "child processes")
+    _piles_up(subject, "child processes")
 
 
 @check("Closed instances leave no thread behind: each holds memory and may hold the process.")
 def no_thread_is_left(subject: Subject) -> None:
-    _piles_up(subject, lambda use: use.threads, "threads")
+    _piles_up(subject, "threads")
 
 
 @check("Closed instances leave no file or socket open: the limit is often 1024.")
 def no_file_is_left_open(subject: Subject) -> None:
-    _piles_up(subject, lambda use: use.files, "open files")
+    _piles_up(subject, "open files")
 
 
 @check("Closed instances leave no temporary file behind: disks fill up.")
 def no_temporary_file_is_left(subject: Subject) -> None:
-    _piles_up(subject, lambda use: use.leftovers, "temporary files")
+    _piles_up(subject, "temporary files")
 
 
 @check("A closed instance is freed: a global list of instances grows for ever.")
@@ -124,14 +115,14 @@ def episodes_do_not_pile_up(subject: Subject) -> None:
     for seed in range(3):
         play_from(env, seed, [0, 1])
     with tempfile.TemporaryDirectory() as folder:
-        before = _use(Path(folder))
+        before = _use(folder)
         for seed in range(_CYCLES):
             play_from(env, seed, [0, 1])
         gc.collect()
-        after = _use(Path(folder))
+        after = _use(folder)
     env.close()
-    for name in ("processes", "threads", "files"):
-        grown = getattr(after, name) - getattr(before, name)
+    for name in ("child processes", "threads", "open files"):
+        grown = after[name] - before[name]
         assert grown < _CYCLES, f"{_CYCLES} more episodes of one instance left {grown} more {name}"
 
 

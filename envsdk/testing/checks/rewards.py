@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from envsdk.testing.checks import NotApplicable, check
-from envsdk.testing.courses import GIBBERISH, Course, Turn, ask, reset, short, step
+from envsdk.testing.courses import GIBBERISH, Course, play_from, play_to_the_end, short
 from envsdk.testing.subject import Subject
 
 _USELESS_TURNS = 200
@@ -53,26 +53,9 @@ def solving_pays(subject: Subject, seed: int) -> None:
     if not subject.options.oracle_always_solves:
         raise NotApplicable("oracle_always_solves is off")
     limit = min(subject.options.max_turns, subject.turn_limit or _USELESS_TURNS)
-    env = subject.make()
-    turn, solved = reset(env, seed), 0.0
-    for _ in range(limit):
-        turn = step(env, ask(env, "oracle"))
-        solved += turn.reward
-        if turn.is_last:
-            break
-    if not turn.success:
+    solving = play_to_the_end(subject.make(), seed, (), limit)
+    if not solving[-1].success:
         return  # Another check says so.
-    wasted = _wasted(subject, seed, limit)
+    wasting = play_from(subject.make(), seed, [GIBBERISH] * limit)
+    solved, wasted = (sum(turn.reward for turn in turns) for turns in (solving, wasting))
     assert not solved <= wasted, f"solving seed {seed} pays {solved:g}, saying nothing of use {wasted:g}"
-
-
-def _wasted(subject: Subject, seed: int, limit: int) -> float:
-    env = subject.make()
-    reset(env, seed)
-    total = 0.0
-    for _ in range(limit):
-        turn: Turn = step(env, GIBBERISH)
-        total += turn.reward
-        if turn.is_last:
-            break
-    return total

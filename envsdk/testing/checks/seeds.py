@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from envsdk.adapters.global_random import seeded_globals
 from envsdk.testing.checks import NotApplicable, check
 from envsdk.testing.courses import Script, Turn, ask, assert_same, play_from, reset, same
 from envsdk.testing.subject import Subject
@@ -75,11 +76,8 @@ def unseeded_resets_follow_the_seed(subject: Subject, seed: int, script: Script)
 def _under_global_seed(
     subject: Subject, seed: int, script: Script, global_seed: int
 ) -> tuple[list[Turn], Any]:
-    """A course, and the global states before and after it; the states are put back."""
-    kept = random.getstate(), np.random.get_state()
-    try:
-        random.seed(global_seed)
-        np.random.seed(global_seed)
+    """A course, and whether it left the global states, which are put back, as they were."""
+    with seeded_globals(global_seed):
         before = random.getstate(), pickle.dumps(np.random.get_state())
         env = subject.make()
         turns = play_from(env, seed, script)
@@ -88,9 +86,6 @@ def _under_global_seed(
         env.close()
         after = random.getstate(), pickle.dumps(np.random.get_state())
         return turns, [one == two for one, two in zip(before, after, strict=True)]
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
 
 
 @check("The module `random` is neither drawn from nor seeded: others in the process use it too.")

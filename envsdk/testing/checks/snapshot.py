@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 from envsdk.contracts.env import TextEnv
@@ -23,19 +24,19 @@ from envsdk.testing.subject import Subject
 BOTH = ("snapshot", "restore")
 
 
-def _taken(subject: Subject, seed: int, script: Script) -> tuple[TextEnv, Turn, Any] | None:
-    """An environment in mid-episode, its last turn, and a snapshot; None when the episode is over."""
+def _taken(subject: Subject, seed: int, script: Script) -> Iterator[tuple[TextEnv, Turn, Any]]:
+    """An environment in mid-episode, its last turn, and a snapshot; nothing when the episode is over."""
     env = build(subject.make)
     turn = play_from(env, seed, script)[-1]
-    return None if turn.is_last else (env, turn, ask(env, "snapshot"))
+    if not turn.is_last:
+        yield env, turn, ask(env, "snapshot")
 
 
 @check("A snapshot can be pickled: searches and replays send them between processes.", needs=BOTH)
 def can_be_pickled(subject: Subject, seed: int, script: Script) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
+    for _, _, snapshot in _taken(subject, seed, script):
         try:
-            pickle.loads(pickle.dumps(taken[2]))
+            pickle.loads(pickle.dumps(snapshot))
         except Exception as error:
             raise AssertionError(
                 f"the snapshot cannot be pickled: {type(error).__name__}: {error}"
@@ -50,9 +51,7 @@ def taking_one_changes_nothing(subject: Subject, seed: int, script: Script) -> N
 
 @check("`restore` returns the observation of that moment: the policy goes on from it.", needs=BOTH)
 def restore_shows_the_same(subject: Subject, seed: int, script: Script, then: Script) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
-        env, turn, snapshot = taken
+    for env, turn, snapshot in _taken(subject, seed, script):
         play(env, then)
         shown = ask(env, "restore", snapshot)
         assert shown == turn.observation, f"restore() shows {short(shown)}, not {short(turn.observation)}"
@@ -60,9 +59,7 @@ def restore_shows_the_same(subject: Subject, seed: int, script: Script, then: Sc
 
 @check("After `restore` the same replies give the same course: random state is state.", needs=BOTH)
 def the_course_can_be_replayed(subject: Subject, seed: int, script: Script, then: Script) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
-        env, _, snapshot = taken
+    for env, _, snapshot in _taken(subject, seed, script):
         snapshot = pickle.loads(pickle.dumps(snapshot))
         turns = play(env, then)
         ask(env, "restore", snapshot)
@@ -71,9 +68,7 @@ def the_course_can_be_replayed(subject: Subject, seed: int, script: Script, then
 
 @check("A snapshot is a copy: playing on does not change it, and it can be used twice.", needs=BOTH)
 def is_independent(subject: Subject, seed: int, script: Script, then: Script) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
-        env, _, snapshot = taken
+    for env, _, snapshot in _taken(subject, seed, script):
         turns = play(env, then)
         for time in ("a first", "a second"):
             ask(env, "restore", snapshot)
@@ -82,9 +77,7 @@ def is_independent(subject: Subject, seed: int, script: Script, then: Script) ->
 
 @check("A new instance takes it up, also one that was never reset: a worker starts with it.", needs=BOTH)
 def a_new_instance_takes_it_up(subject: Subject, seed: int, script: Script, then: Script) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
-        env, turn, snapshot = taken
+    for env, turn, snapshot in _taken(subject, seed, script):
         other = build(subject.make)
         shown = ask(other, "restore", pickle.loads(pickle.dumps(snapshot)))
         assert shown == turn.observation, (
@@ -97,9 +90,7 @@ def a_new_instance_takes_it_up(subject: Subject, seed: int, script: Script, then
 def another_task_is_forgotten(
     subject: Subject, seed: int, script: Script, then: Script, other_seed: int
 ) -> None:
-    taken = _taken(subject, seed, script)
-    if taken is not None:
-        env, _, snapshot = taken
+    for env, _, snapshot in _taken(subject, seed, script):
         other = subject.make()
         play_from(other, other_seed, then)
         ask(other, "restore", pickle.loads(pickle.dumps(snapshot)))

@@ -9,7 +9,6 @@ second, so all replies of one engine share one clock, and the order of their end
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,28 +154,8 @@ class Engine:
         return ended
 
 
-class Dispatch(ABC):
-    """Chooses the engine of each reply."""
-
-    @abstractmethod
-    def submit(self, reply: Reply) -> list[tuple[Reply, int]]:
-        """A reply is wanted. Returns replies that go to engines now."""
-
-    @abstractmethod
-    def forget(self, reply: Reply) -> list[tuple[Reply, int]]:
-        """A reply was canceled."""
-
-    @abstractmethod
-    def answered(self, reply: Reply, num_queued: int) -> list[tuple[Reply, int]]:
-        """A reply ended, and its engine's report says how many wait there."""
-
-    @abstractmethod
-    def ended_session(self, session: str) -> None:
-        """No further reply of this session will come."""
-
-
-class RouterDispatch(Dispatch):
-    """The real router, one for each worker process, as in a run."""
+class RouterDispatch:
+    """Chooses the engine of each reply: the real router, one for each worker process, as in a run."""
 
     def __init__(self, num_workers: int, num_engines: int) -> None:
         self._routers = [Router() for _ in range(num_workers)]
@@ -190,6 +169,7 @@ class RouterDispatch(Dispatch):
         self._arrivals = count()
 
     def submit(self, reply: Reply) -> list[tuple[Reply, int]]:
+        """A reply is wanted. Returns replies that go to engines now."""
         arrival = next(self._arrivals)
         reply.request_id = str(arrival)
         self._open[reply.request_id] = reply
@@ -199,17 +179,19 @@ class RouterDispatch(Dispatch):
         return self._take(reply.worker)
 
     def forget(self, reply: Reply) -> list[tuple[Reply, int]]:
+        """A reply was canceled."""
         del self._open[reply.request_id]
         self._routers[reply.worker].done(reply.request_id)
         return self._take(reply.worker)
 
     def answered(self, reply: Reply, num_queued: int) -> list[tuple[Reply, int]]:
+        """A reply ended, and its engine's report says how many wait there."""
         name = f"engine{reply.engine}"
         self._routers[reply.worker].look(name, num_queued=num_queued, kv_usage=0.0)
         return self.forget(reply)
 
     def ended_session(self, session: str) -> None:
-        pass
+        """No further reply of this session will come."""
 
     def _take(self, worker: int) -> list[tuple[Reply, int]]:
         found = []
@@ -218,7 +200,7 @@ class RouterDispatch(Dispatch):
         return found
 
 
-class LeastLoadedDispatch(Dispatch):
+class LeastLoadedDispatch:
     """An aggregate of all routers, for thousands of engines: constant time per reply.
 
     A session stays with its engine; a session without one goes to an engine with the fewest open replies.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from operator import attrgetter
+from typing import Any
 
 import jinja2
 
@@ -104,31 +105,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 446.0, 14.0, 252.0
 _SHARES = {"trainer idle": "trainer_idle", "engines idle": "engine_idle", "leases thrown away": "waste"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One curve."""
-
-    color: int
-    label: str
-    dots: list[tuple[float, float]]
-
-    @property
-    def path(self) -> str:
-        return "M" + "L".join(f"{x:g},{y:g}" for x, y in self.dots)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One chart."""
-
-    title: str
-    x: float
-    lines: list[Line]
-    y_ticks: list[tuple[float, str]]
-    x_ticks: list[tuple[float, str]]
-    star: tuple[float, float] | None = None
-
-
 def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
     """The SVG; None when fewer than two splits were simulated."""
     chosen = best(rows)
@@ -157,42 +133,43 @@ def draw(rows: Sequence[Row], *, devices: int, title: str) -> str | None:
     def relative(row: Row) -> float:
         return row.trajectories_per_s / highest
 
-    def line(color: int, label: str, found: Sequence[Row], value: Callable[[Row], float]) -> Line:
-        return Line(color=color % 6, label=label, dots=[(x(row), _y(value(row))) for row in found])
+    def line(color: int, label: str, found: Sequence[Row], value: Callable[[Row], float]) -> dict[str, Any]:
+        dots = [(x(row), _y(value(row))) for row in found]
+        path = "M" + "L".join(f"{x:g},{y:g}" for x, y in dots)
+        return {"color": color % 6, "label": label, "dots": dots, "path": path}
 
     one_per_split = list({row.candidate.sampling_devices: row for row in shown}.values())
     x_ticks = [
         (x(row), str(row.candidate.sampling_devices)) for row in one_per_split[:: max(1, len(splits) // 8)]
     ]
     panels = [
-        Panel(
-            title="Trained episodes per second",
-            x=0.0,
-            lines=[
+        {
+            "title": "Trained episodes per second",
+            "x": 0.0,
+            "lines": [
                 line(color, f"alpha {alpha:g}", found, relative)
                 for color, (alpha, found) in enumerate(by_alpha.items())
             ],
-            y_ticks=[(_y(share / 4), f"{highest * share / 4:.3g}") for share in range(5)],
-            x_ticks=x_ticks,
-            star=None if chosen.candidate.is_shared else (x(chosen), _y(relative(chosen))),
-        ),
-        Panel(
-            title=f"Shares of the time, alpha {alpha:g}",
-            x=_WIDTH,
-            lines=[
+            "y_ticks": [(_y(share / 4), f"{highest * share / 4:.3g}") for share in range(5)],
+            "star": None if chosen.candidate.is_shared else (x(chosen), _y(relative(chosen))),
+        },
+        {
+            "title": f"Shares of the time, alpha {alpha:g}",
+            "x": _WIDTH,
+            "lines": [
                 line(color, label, by_alpha[alpha], attrgetter(f"prediction.{name}"))
                 for color, (label, name) in enumerate(_SHARES.items())
             ],
-            y_ticks=[(_y(share / 4), f"{share / 4:.0%}") for share in range(5)],
-            x_ticks=x_ticks,
-        ),
+            "y_ticks": [(_y(share / 4), f"{share / 4:.0%}") for share in range(5)],
+            "star": None,
+        },
     ]
     template = files("envsdk.view.planning").joinpath("figure.svg.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     return environment.from_string(template).render(
-        panels=panels, title=title, devices=devices, width=2 * _WIDTH, height=_HEIGHT,
+        panels=panels, x_ticks=x_ticks, title=title, devices=devices, width=2 * _WIDTH, height=_HEIGHT,
         left=_LEFT, right=_RIGHT, top=_TOP, bottom=_BOTTOM,
     )  # fmt: skip
 

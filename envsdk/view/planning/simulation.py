@@ -34,7 +34,7 @@ from envsdk.managers.ledger_types import (
     LedgerCounts,
     Stalled,
 )
-from envsdk.view.planning.engines import Dispatch, Engine, LeastLoadedDispatch, Reply, RouterDispatch, speeds
+from envsdk.view.planning.engines import Engine, LeastLoadedDispatch, Reply, RouterDispatch, speeds
 
 MOST_ROUTED_ENGINES = 64
 """With more engines `LeastLoadedDispatch` takes the routers' place, unless the exact one is asked for."""
@@ -184,7 +184,7 @@ class _Simulation:
         is_routed = run.routing == "router" or (
             run.routing == "auto" and run.num_engines <= MOST_ROUTED_ENGINES
         )
-        self._dispatch: Dispatch = (
+        self._dispatch = (
             RouterDispatch(num_workers, run.num_engines)
             if is_routed
             else LeastLoadedDispatch(run.num_engines)

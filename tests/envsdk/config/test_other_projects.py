@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envsdk.config import load_config
-from envsdk.config.foreign.others import OTHERS, said_of_other_project
+from envsdk.config.reading import OTHERS, said_of_other_project
 from envsdk.contracts.failures import ConfigurationError
 
 ROOT = Path(__file__).parents[3]

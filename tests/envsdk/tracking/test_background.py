@@ -58,7 +58,7 @@ def service() -> type[Service]:
 
 
 def opened(service: type[Service], *, patience_s: float = 30.0) -> BackgroundTracker:
-    return BackgroundTracker.open(
+    return BackgroundTracker(
         "service", service, Path(), {}, start_patience_s=patience_s, close_patience_s=30.0
     )
 

@@ -60,7 +60,7 @@ class InAListOfAll(Line):
         self.everyone.append(self)
 
 
-@broken("resources.episodes_do_not_pile_up", "more files")
+@broken("resources.episodes_do_not_pile_up", "more open files")
 class OpensAFilePerEpisode(Line):
     def __init__(self):
         super().__init__()
