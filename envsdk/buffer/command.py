@@ -19,10 +19,9 @@ from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.trajectories import write_trajectories
-from envsdk.buffer.audit import audit
+from envsdk.buffer.audit import audit, audit_folder
 from envsdk.buffer.connecting import shown_place, url_of
 from envsdk.buffer.contract import GroupState
-from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.inspection import Content, Total, inspect
 from envsdk.buffer.places import find_buffer, opened
 from envsdk.buffer.upkeep import DROPPABLE, Which, drop_by_hand, stored_trajectories, vacuum

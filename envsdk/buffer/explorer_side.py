@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
 from envsdk.algorithms.task_samplers.contract import PlayedGroup
-from envsdk.buffer.admission import num_places
+from envsdk.buffer.admission import grant, num_places
 from envsdk.buffer.contract import (
     ClaimedGroup,
     DropReason,
@@ -20,7 +20,6 @@ from envsdk.buffer.contract import (
     Role,
     Signal,
 )
-from envsdk.buffer.fairness import grant
 from envsdk.buffer.rows import (
     OPENED,
     claimed_group,

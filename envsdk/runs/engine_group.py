@@ -38,7 +38,7 @@ from envsdk.engines.engine_pool import (
     Update,
 )
 from envsdk.managers.ray_nodes import MANY_CALLS, Placer
-from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.runs.rank_placement import EnginePlace, device_bundle, engine_places
 from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.runs.weight_way import WeightWay
 from envsdk.weights.buckets import UpdateInterrupted

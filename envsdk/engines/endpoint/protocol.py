@@ -14,7 +14,7 @@ from typing import Any
 
 from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.growing import Histories
+from envsdk.engines.endpoint.parsing import Histories
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields
 from envsdk.engines.engine import PromptScores

@@ -16,10 +16,9 @@ from envsdk.engines.engine import WeightReference
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.sglang.connection import Connection
 from envsdk.engines.sglang.settings import SGLangSettings
-from envsdk.weights.folders import optional_head, write_adapter, write_folder
+from envsdk.weights.folders import copies, optional_head, write_adapter, write_folder
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shape, checked, shapes_in
-from envsdk.weights.tensors import copies
 
 _TAGS = ("weights", "kv_cache")
 """The server's names for the memory that each step of `Held` adds."""

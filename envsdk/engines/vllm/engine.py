@@ -34,18 +34,16 @@ from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
 from envsdk.engines.vllm.settings import VLLMSettings, end_token, why_not_renewed
-from envsdk.engines.vllm.staged_weights import StagedWeights, stage
+from envsdk.engines.vllm.staged_weights import StagedWeights, WeightsOnCard, stage
 from envsdk.engines.vllm.translate import (
     read_output,
     read_progress,
     sampling_options,
     why_refused,
 )
-from envsdk.engines.vllm.weight_transfer import WeightsOnCard
-from envsdk.weights.folders import optional_head, write_adapter
+from envsdk.weights.folders import as_tensors, optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shapes, shapes_in
-from envsdk.weights.tensors import as_tensors
 
 _DROPPED = -1
 """Version of weights that are gone."""
