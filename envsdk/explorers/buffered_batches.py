@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -26,28 +26,13 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.membership import Membership, selection_of
 from envsdk.explorers.weight_lag import WeightLag
+from envsdk.explorers.weights import VersionPublisher
 from envsdk.runs.batch_source import Result, part_of_run
 from envsdk.runs.checkpoints import oldest_step
 from envsdk.runs.run_folder import TRAJECTORIES, RunFolder
 
 LOOK_AGAIN_S = 5.0
 """A trainer that waits looks so often whether explorers live."""
-
-
-class Publisher(Protocol):
-    """Sends the trainer's weights to other programs, by one of the sync methods."""
-
-    def still_has(self, version: int) -> bool:
-        """Whether an earlier process published this version where others still find it."""
-        ...
-
-    async def publish(self, version: int) -> Mapping[str, Any]:
-        """Make the present weights available as `version`; returns where they are."""
-        ...
-
-    async def close(self) -> None:
-        """Free what is held."""
-        ...
 
 
 class BufferedBatches:
@@ -61,7 +46,7 @@ class BufferedBatches:
         folder: RunFolder,
         *,
         membership: Membership,
-        publisher: Publisher,
+        publisher: VersionPublisher,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
