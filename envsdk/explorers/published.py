@@ -112,7 +112,7 @@ class PublishedVersions:
         await asyncio.to_thread(self._buffer.engine.dispose)
 
 
-async def done_before(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+async def done_before(stop: asyncio.Event, work: Awaitable[object]) -> bool:
     """Do the work, until `stop` is set: False then."""
     doing, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
