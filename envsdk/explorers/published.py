@@ -13,8 +13,7 @@ from pathlib import Path
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.contract import JobStatus, PublishedVersion, Signal
 from envsdk.config.models import RunConfig
-from envsdk.explorers.meaning import meaning_of
-from envsdk.explorers.membership import open_buffer, terms_of
+from envsdk.explorers.membership import meaning_of, open_buffer, terms_of
 from envsdk.explorers.weights import FetchedVersion, VersionReader
 from envsdk.runs.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.weights.versions import VersionGone
