@@ -281,7 +281,13 @@ def batch_groups(folder: Path, step: int) -> tuple[int, ...]:
 
 
 class GroupFilters:
-    """The filters of one run, in the order of the configuration. Owner: the scheduler."""
+    """The filters of one run, in the order of the configuration. Pure. Owner: the scheduler.
+
+        judge -> judge ... -> delivered (starts counting again)
+
+    The ledger starts another task for each dropped group. A limit on dropped groups between two batches turns
+    a filter that drops every group into an error.
+    """
 
     def __init__(self, filters: Sequence[str | GroupFilterEntry], *, limit: int) -> None:
         self._entries = [GroupFilterEntry(name=each) if isinstance(each, str) else each for each in filters]

@@ -84,13 +84,13 @@ def command(options: BufferOptions) -> int:
         if options.drop:
             dropped = drop_by_hand(engine, which)
             for state, number in dropped.num_by_state.items():
-                tell(f"dropped {_groups(number)} that {_were(number)} {state}")
+                tell(f"dropped {_groups(number)} that {'was' if number == 1 else 'were'} {state}")
             if not dropped.num_by_state:
                 tell(f"dropped nothing: no such group is {', '.join(DROPPABLE[:-1])} or {DROPPABLE[-1]}")
             if dropped.num_kept:
                 how = "end it first" if options.group else "--group ID drops one once that has ended"
-                kept = dropped.num_kept
-                tell(f"{_groups(kept)} stayed: a trainer has taken {_them(kept)}; {how}")
+                kept, them = dropped.num_kept, "it" if dropped.num_kept == 1 else "them"
+                tell(f"{_groups(kept)} stayed: a trainer has taken {them}; {how}")
         if options.vacuum:
             freed = vacuum(engine)
             tell(
@@ -298,14 +298,6 @@ def _bytes(number: float) -> str:
 
 def _groups(number: int) -> str:
     return f"{number:,} group" if number == 1 else f"{number:,} groups"
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"
 
 
 app, main = command_of(BufferOptions, command, name="envsdk buffer")

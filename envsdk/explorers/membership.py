@@ -25,7 +25,7 @@ from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import environment_spec
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.contracts.chat import digests
-from envsdk.managers.task_choice import sampler_config
+from envsdk.managers.wiring import sampler_config
 from envsdk.rewards.loading import WORKER_KEYS
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.prompt_data.prompts import PromptSource
@@ -176,7 +176,9 @@ _LONGEST = 60
 def meaning_of(config: RunConfig, model: Path | None, *, tags: Sequence[str] = ()) -> Meaning:
     """What this program means by the ids of `model` and by these tags.
 
-    `model` is None where it is not made yet. Reads files. ConfigurationError when one is not there.
+    Paths, worker counts, engines and deadlines may differ from machine to machine: of a path only what lies
+    there counts, of prompt data only the rows. `model` is None where it is not made yet. Reads files.
+    ConfigurationError when one is not there.
     """
     return Meaning(
         tokens={} if model is None else digests(model),

@@ -152,7 +152,10 @@ def _read(folder: Path) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The values of one held-out metric so far. Owner: the pipeline."""
+    """The values of one held-out metric so far, which say what checkpoint is the best. Pure.
+
+    Selection.of(config) -> (with_evaluation)* -> best_step, is_over        Owner: the pipeline.
+    """
 
     metric: str | None
     """Name of the metric; None: nothing is selected."""
