@@ -25,7 +25,7 @@ from envsdk.base.display.terminal import say
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.options import Argument, Option
 from envsdk.base.store.atomic import make_folder, write_json_atomically
-from envsdk.base.store.tally import Tally, wilson_interval
+from envsdk.base.store.tally import Tally, unscorable, wilson_interval
 from envsdk.config.plugins import environment_notes
 from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.env import AnyTextEnv, EnvSpec
@@ -216,8 +216,8 @@ def _print(played: Sequence[Evaluation]) -> None:
         name = f"{each.name}: " if len(played) > 1 else ""
         for line in each.total.failed_tasks():
             say(f"{name}{line}")
-        if unread := no_action_read(each.trajectories):
-            say(f"warning: {name}{unread}", err=True)
+        for warning in filter(None, (no_action_read(each.trajectories), unscorable(each.trajectories))):
+            say(f"warning: {name}{warning}", err=True)
     log = played[0].log
     if log is not None:
         say(f"look at the episodes with: envsdk view {log if len(played) == 1 else log.parent}")
@@ -244,13 +244,18 @@ def _players(played: Sequence[Evaluation]) -> list[str]:
     return [os.path.relpath(folder, os.path.commonpath(folders)) for folder in folders]
 
 
-def _labelled(table: Table, played: Sequence[Evaluation]) -> list[list[str]]:
-    """Adds columns for what differs between evaluations and for tags; returns the former's cells for each."""
+def _table(
+    played: Sequence[Evaluation], *headers: str, title: str | None = None
+) -> tuple[Table, list[tuple[Evaluation, list[str]]]]:
+    """With columns for tags and what differs between evaluations; each of these with its own cells."""
+    table = Table(title=title, box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = {"evaluation": [each.name for each in played], "model": _players(played)}
     shown = {header: cells for header, cells in columns.items() if len(set(cells)) > 1}
     for header in (*shown, "tag"):
         table.add_column(header, overflow="fold")
-    return [[cells[number] for cells in shown.values()] for number in range(len(played))]
+    for header in headers:
+        table.add_column(header, justify="left" if header == "role" else "right", no_wrap=True)
+    return table, [(each, [cells[n] for cells in shown.values()]) for n, each in enumerate(played)]
 
 
 def results_table(*played: Evaluation) -> Table:
@@ -259,18 +264,12 @@ def results_table(*played: Evaluation) -> Table:
     Where there are several models, the total is compared with the first one's, task by task.
     """
     config = played[0].config
-    table = Table(
-        title=f"{config['policy']}, split {config['split']}, seed {config['seed']}",
-        box=rich.box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    labels = _labelled(table, played)
-    for header in ("episodes", "success", "95% interval", "reward", "turns", "failed"):
-        table.add_column(header, justify="right", no_wrap=True)
+    title = f"{config['policy']}, split {config['split']}, seed {config['seed']}"
+    headers = ["episodes", "success", "95% interval", "reward", "turns", "failed"]
     if any(_baseline(each, played) is not each for each in played):
-        table.add_column("points more", justify="right", no_wrap=True)
-    for each, label in zip(played, labels, strict=True):
+        headers.append("points more")
+    table, labelled = _table(played, *headers, title=title)
+    for each, label in labelled:
         by_tag = each.by_tag
         difference = each.against(_baseline(each, played))
         more = "" if difference is None or _baseline(each, played) is each else str(difference)
@@ -287,11 +286,8 @@ def results_table(*played: Evaluation) -> Table:
 
 def passes_table(*played: Evaluation) -> Table:
     """pass@k by evaluation, model and tag, for tasks that were played several times."""
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    labels = _labelled(table, played)
-    for header in ("k", "pass@k", "95% interval", "tasks", "left out"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for each, label in zip(played, labels, strict=True):
+    table, labelled = _table(played, "k", "pass@k", "95% interval", "tasks", "left out")
+    for each, label in labelled:
         tags = list(each.by_tag)
         for tag in [*tags, None] if len(tags) > 1 else tags:
             for k in shown_ks(each.samples_per_task):
@@ -311,11 +307,9 @@ def passes_table(*played: Evaluation) -> Table:
 
 def wins_table(*played: Evaluation) -> Table:
     """How games went for each role that the policy played, and for all its roles, which it takes in turn."""
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    labels = _labelled(table, played)
-    for header in ("role", "games", "wins", "95% interval", "draws", "losses", "unfinished"):
-        table.add_column(header, justify="left" if header == "role" else "right", no_wrap=True)
-    for each, label in zip(played, labels, strict=True):
+    headers = ("role", "games", "wins", "95% interval", "draws", "losses", "unfinished")
+    table, labelled = _table(played, *headers)
+    for each, label in labelled:
         for tag in dict.fromkeys(tag for tag, _ in each.by_role):
             by_role = {role: found for (of_tag, role), found in each.by_role.items() if of_tag == tag}
             if len(by_role) > 1:

@@ -77,10 +77,9 @@ def command(options: ReplayOptions) -> None:
             on_shard=lambda num_episodes: progress.played(num_episodes, 0, 0),
         )
     before = dataset.manifest.tally if dataset.manifest is not None else manifest.tally
-    say(
-        f"{manifest.tally.num_episodes} episodes, mean reward {before.mean_reward or 0:.3f} -> "
-        f"{manifest.tally.mean_reward or 0:.3f}: {out}"
-    )
+    means = [each.mean_reward for each in (before, manifest.tally)]
+    shown = " -> ".join("-" if mean is None else f"{mean:.3f}" for mean in means)
+    say(f"{manifest.tally.num_episodes} episodes, mean reward {shown}: {out}")
 
 
 def _report(result: ReplayResult) -> None:

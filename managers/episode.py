@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -129,6 +130,10 @@ class Episode:
         role: str = "",
     ) -> None:
         (start, end), line = self._place(reply), self.line
+        details = info.get("details")
+        if self.history and not self.turns:
+            # What the prompts began with is kept where readers of the episode find it.
+            details = json.dumps(json.loads(details or "{}") | {"history": self.history}, ensure_ascii=False)
         self.turns.append(
             Turn(
                 observation=observation,
@@ -139,7 +144,7 @@ class Episode:
                 finish_reason=reply.finish_reason,
                 metrics=as_ended(info.get("metrics") or {}, reply.finish_reason),
                 state_hash=state_hash,
-                details=info.get("details"),
+                details=details,
                 generate_s=generate_s,
                 env_s=env_s,
                 follows=line.last if line.last != len(self.turns) - 1 else None,

@@ -389,8 +389,8 @@ def prompt_too_long(tag: str, full: SequenceFull, shorten: str = "") -> Failure:
     else:
         problem = (
             f"has {full.num_tokens} tokens, which leaves no room for a reply of {full.max_new_tokens} tokens "
-            f"within sequence_length={full.sequence_length}: raise sequence_length (prompt_length, where it "
-            f"follows from that), or {shorten}"
+            f"within sequence_length={full.sequence_length}: raise sequence_length to at least "
+            f"{full.num_needed} (prompt_length, where it follows from that), or {shorten}"
         )
     message = f"the first prompt of tag {tag!r} {problem}"
     return Failure(boundary=Boundary.CONFIGURATION, kind="prompt_too_long", message=message)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envsdk.base.store.tally import UNSCORABLE
 from envsdk.contracts.env import AsyncTextEnv, Info
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.rewards.loading import WORKER_KEYS, settings_of
@@ -158,12 +159,13 @@ def _tools(value: Any) -> list[dict[str, Any]]:
 
 
 def _metrics(row: PromptRow, reward: Reward) -> dict[str, float]:
-    """The reward's parts, and the row's difficulty where it is a number."""
+    """The reward's parts, whether scoring failed, and the row's difficulty where it is a number."""
+    metrics = {**reward.parts, UNSCORABLE: float(bool(reward.fault))}
     try:
         difficulty = float(row.fields["difficulty"])
     except (KeyError, TypeError, ValueError):
-        return dict(reward.parts)
-    return {**reward.parts, "difficulty": difficulty} if math.isfinite(difficulty) else dict(reward.parts)
+        return metrics
+    return {**metrics, "difficulty": difficulty} if math.isfinite(difficulty) else metrics
 
 
 def _details(row: PromptRow, reward: Reward) -> Mapping[str, Any]:
@@ -172,7 +174,7 @@ def _details(row: PromptRow, reward: Reward) -> Mapping[str, Any]:
     details = {"verdict": reward.verdict, "parts": dict(reward.parts), "place": row.place, **known}
     if reward.fault:
         details["fault"] = reward.fault
-    return details | ({"history": list(row.messages[:-1])} if len(row.messages) > 1 else {})
+    return details
 
 
 _SHOWN = ("ground_truth", "id", "source", "tag", "difficulty")

@@ -170,7 +170,7 @@ def write_trajectories(episodes: Sequence[Episode], out: Path) -> list[Path]:
 def _messages(episode: Episode) -> Iterator[dict[str, Any]]:
     trajectory = episode.trajectory
     turns = iter(trajectory.turns)
-    for message in episode.tag.messages(trajectory.turns):
+    for message in episode.tag.line(trajectory.turns).messages:
         if message["role"] != "assistant":
             yield dict(message)
             continue

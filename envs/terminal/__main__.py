@@ -10,7 +10,6 @@ from typing import Annotated
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Options
-from envsdk.contracts.failures import ConfigurationError
 
 
 class TasksOptions(Options):
@@ -36,8 +35,6 @@ def command(options: TasksOptions) -> int:
     tasks, refused = read_tasks(root, has_network=options.network, backend=options.backend)
     for line in strays(root):
         say(f"warning: {line}", err=True)
-    if not tasks and not refused:
-        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task")
     kinds: Counter[str] = Counter()
     for task in tasks:
         kind = "in a separate box" if task.is_separate else "in place"

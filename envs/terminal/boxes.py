@@ -83,6 +83,8 @@ class Boxes:
     """Limits of each box, which count before those of its task."""
     variables: Mapping[str, str]
     has_network: bool
+    keeps_processes: bool
+    """Whether what a command leaves running goes on, as in Harbor."""
 
     async def start(self, task_id: str, box: Box, key: str, network: NetworkMode) -> Sandbox:
         """A box with its folders, files and variables, whose health check has passed.
@@ -102,6 +104,7 @@ class Boxes:
                 env={**image.env, **env},
                 workdir=box.config.workdir or image.workdir,
                 network=self.has_network and network is NetworkMode.PUBLIC,
+                keeps_processes=self.keeps_processes,
             )
             if box.compose is None:
                 sandbox = await backend.start(image, limits=limits)
@@ -131,6 +134,10 @@ class Boxes:
         return replace(Limits(), **{**said, **self.limits})
 
 
+class BoxRuined(SandboxError):
+    """What succeeds in every new box has failed in one, and no machine's fault is seen."""
+
+
 class AgentsBox:
     """An agent's box. Where the agent has ruined it, a command fails; where the machine has, that is said."""
 
@@ -145,23 +152,25 @@ class AgentsBox:
         result = await self.sandbox.exec(script, **how)
         if result.reason is not ExecEnd.INFRASTRUCTURE:
             return result
-        self._is_ruined = self._is_ruined or await self._ruined()
+        self._is_ruined = self._is_ruined or await self.ruined()
         if not self._is_ruined:
             raise SandboxError(f"sandbox {self.sandbox.id}: {result.output.strip()[-300:]}")
         return replace(result, reason=ExecEnd.EXIT, returncode=CANNOT_RUN, output=RUINED)
 
-    async def _ruined(self) -> bool:
-        """Whether nothing runs in it any more, while everything does in a new one."""
-        if not await self.sandbox.alive():
-            return False
-        again = await self.sandbox.exec("true", timeout_s=MOVE_TIMEOUT_S)
-        if again.reason is not ExecEnd.INFRASTRUCTURE:
+    async def ruined(self) -> bool:
+        """Whether nothing runs in it any more, or not in silence, while everything does in a new one."""
+        if not await self.sandbox.alive() or await _runs(self.sandbox):
             return False
         fresh = await self._start()
         try:
-            return (await fresh.exec("true", timeout_s=MOVE_TIMEOUT_S)).ok
+            return await _runs(fresh)
         finally:
             await fresh.close()
+
+
+async def _runs(sandbox: Sandbox) -> bool:
+    done = await sandbox.exec("true", timeout_s=MOVE_TIMEOUT_S, cwd="/")
+    return done.ok and not done.output
 
 
 async def _image(box: Box, backend: SandboxBackend, variables: Mapping[str, str]) -> Image:
@@ -177,12 +186,13 @@ async def _image(box: Box, backend: SandboxBackend, variables: Mapping[str, str]
 async def ours(
     sandbox: Sandbox, script: str, *, user: str | None = ROOT, timeout_s: float = MOVE_TIMEOUT_S
 ) -> ExecResult:
-    """A script of ours in a box that is to succeed. Raises SandboxError: it does not."""
+    """A script of ours in a box that is to succeed. Raises SandboxError, BoxRuined: it does not."""
     result = await sandbox.exec(script, timeout_s=timeout_s, cwd="/", user=user)
     if not result.ok:
         said = result.output.strip()[-300:]
         hint = _NO_RIGHTS if "Permission denied" in said and isinstance(sandbox, CliSandbox) else ""
-        raise SandboxError(f"sandbox {sandbox.id}: {result.reason}: {said}{hint}")
+        kind = BoxRuined if result.reason is ExecEnd.EXIT else SandboxError
+        raise kind(f"sandbox {sandbox.id}: {result.reason}: {said}{hint}")
     return result
 
 
@@ -224,7 +234,7 @@ async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = 
     try:
         await sandbox.write(inside, archive)
     except SandboxFileError as error:
-        raise SandboxError(f"sandbox {sandbox.id}: {error}") from error
+        raise BoxRuined(f"sandbox {sandbox.id}: {error}") from error
     emptied = f"find {into} -mindepth 1 -delete && " if empties else ""
     unpacked = f"tar -xf {inside} -C {into} --no-same-owner"
     await ours(sandbox, f"mkdir -p {into} && {emptied}{unpacked}; code=$?; rm -f {inside}; exit $code")

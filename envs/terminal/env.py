@@ -10,21 +10,24 @@ from typing import Any
 from pydantic import Field
 
 from envsdk.contracts.env import Info
+from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.envs.arguments import keywords_of
 from envsdk.envs.shell.commands import SENTINEL, submitted_text
 from envsdk.envs.shell.env import ShellArguments, ShellEnv, ShellState
 from envsdk.envs.shell.replies import TOOL_SCHEMA, parse_reply
 from envsdk.envs.terminal.artifacts import Bounds
-from envsdk.envs.terminal.boxes import Boxes
+from envsdk.envs.terminal.boxes import Boxes, BoxRuined
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
-from envsdk.envs.terminal.harbor.rewards import Rewards, combined, gate_failed, scalar
+from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, combined, gate_failed, scalar
 from envsdk.envs.terminal.judge import CHECKED, Checked
 from envsdk.envs.terminal.replies import ActionFormat, format_command, read_keys
+from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
-from envsdk.envs.terminal.task_list import task_list
+from envsdk.envs.terminal.task_list import TaskList, task_list
 from envsdk.envs.terminal.texts import render_end, render_task
-from envsdk.envs.terminal.validation import demand_sound, solution_command
+from envsdk.envs.terminal.validation import demand_sound, play, solution_command
+from envsdk.rewards.sandbox import SandboxError
 from envsdk.rewards.sandbox.shared import shared_backends
 
 SUBMIT_COMMAND = f"echo {SENTINEL}"
@@ -57,9 +60,20 @@ class TerminalArguments(ShellArguments):
     """Size of what a separate verifier gets; more is left out."""
     max_artifact_files: int = Field(10_000, ge=1)
     """Number of files of what it gets."""
+    keeps_processes: bool = True
+    """What a command leaves running goes on until the check is over; otherwise it ends with its command."""
     variables: Mapping[str, str] | None = None
     """Values of the variables that a task takes from its host: `${VAR}`. Nothing else of this process is
     shown to tasks."""
+
+    @property
+    def has_network(self) -> bool:
+        return bool((self.backend_settings or {}).get("network"))
+
+    def task_list(self) -> TaskList:
+        """The tasks that are played. Raises ConfigurationError, as `task_list`."""
+        how: dict[str, Any] = {"skips_refused": self.skip_refused, "has_network": self.has_network}
+        return task_list(self.data, self.split, self.ids, self.num_tasks, backend=self.backend, **how)
 
 
 class NoSolution(Exception):
@@ -88,7 +102,8 @@ class TerminalEnv(ShellEnv[State, Session]):
 
     `reset(options={"task": 17})` plays number 17 of the split, modulo its size; otherwise the seed draws one.
 
-    A box or a verifier that breaks raises: the episode has no outcome, and is never scored 0.
+    A box or a verifier that breaks raises: the episode has no outcome, and is never scored 0. A box that is
+    checked in place is the policy's: where its check breaks and one of a new box does not, it is scored 0.
     """
 
     LOOKS = (
@@ -101,22 +116,16 @@ class TerminalEnv(ShellEnv[State, Session]):
         self.max_steps, self.render_mode = args.max_steps, args.render_mode
         self._args = args
         settings = backend_settings(args)
-        self._tasks = task_list(
-            args.data,
-            args.split,
-            args.ids,
-            args.num_tasks,
-            skips_refused=args.skip_refused,
-            has_network=bool(settings.get("network")),
-            backend=args.backend,
-        )
+        self._tasks = args.task_list()
         self.num_tasks = len(self._tasks)
+        limits = sorted((args.limits or {}).items())
         self._boxes = Boxes(
             backends=shared_backends(args.backend, settings),
-            identity=repr((args.backend, sorted(settings.items()), sorted((args.limits or {}).items()))),
+            identity=repr((args.backend, sorted(settings.items()), limits, args.keeps_processes)),
             limits=args.limits or {},
             variables=args.variables or {},
-            has_network=bool(settings.get("network")),
+            has_network=args.has_network,
+            keeps_processes=args.keeps_processes,
         )
         self._bounds = Bounds(bytes=args.max_artifact_mb << 20, files=args.max_artifact_files)
 
@@ -138,6 +147,7 @@ class TerminalEnv(ShellEnv[State, Session]):
             stage,
             instructions=self._args.instructions,
             action_format=self._args.action_format,
+            keeps_processes=self._args.keeps_processes,
             box=task.config.environment,
         )
         self._state = State(task=task, observation=observation)
@@ -186,17 +196,27 @@ class TerminalEnv(ShellEnv[State, Session]):
 
     async def _check(self, state: State, *, submitted: bool, info: Info) -> tuple[State, float]:
         """The state after a stage was checked, and what is paid: all at the end of the episode."""
-        stage = _stage(state)
-        checked = (*state.checked, await self._opened(state).check(stage, self._bounds))
-        gate = gate_failed(checked[-1].rewards, stage.gates)
-        at_limit = state.turn >= self.max_steps
-        if not gate and state.stage + 1 < len(state.task.stages) and not at_limit:
-            state = replace(state, stage=state.stage + 1, used_s=0.0, checked=checked)
-            await self._opened(state).enter(_stage(state))
-            observation = render_task(
-                _stage(state), instructions=False, action_format=self._args.action_format
-            )
-            return replace(state, observation=observation), 0.0
+        stage, session, checked = _stage(state), self._opened(state), state.checked
+        at_limit, is_shared = state.turn >= self.max_steps, stage.verifier.box is None
+        try:
+            checked += (await session.check(stage, self._bounds),)
+            gate = gate_failed(checked[-1].rewards, stage.gates)
+            if not gate and state.stage + 1 < len(state.task.stages) and not at_limit:
+                is_shared, stage = True, state.task.stages[state.stage + 1]
+                await session.enter(stage)
+                observation = render_task(stage, instructions=False, action_format=self._args.action_format)
+                state = replace(state, stage=state.stage + 1, used_s=0.0, checked=checked)
+                return replace(state, observation=observation), 0.0
+        except (BoxBroken, NoReward, SandboxError) as error:
+            is_machines = isinstance(error, SandboxError) and not isinstance(error, BoxRuined)
+            is_spoiled = is_shared and not (is_machines and not await session.ruined())
+            await session.close()
+            if not is_spoiled or not await self._works(state.task):
+                raise
+            gate, how = "", CHECKED[stage.verifier.mode]
+            why = f"everything: the policy has left a box that cannot be checked: {describe_error(error)}"
+            nothing = {self._args.reward_key: 0.0}
+            checked += (Checked(rewards=nothing, how=how, left_out=(why,), output=""),)
         await self.close()
         rewards = combined([each.rewards for each in checked], state.task.strategy)
         reward = scalar(rewards, self._args.reward_key)
@@ -217,6 +237,14 @@ class TerminalEnv(ShellEnv[State, Session]):
             truncated=not submitted and at_limit,
         )
         return ended, reward
+
+    async def _works(self, task: HarborTask) -> bool:
+        """Whether the task is paid or not, now and on this machine, where no policy has been in its box."""
+        try:
+            await play(task, self._boxes, self._bounds, [], solves=task.has_solution)
+        except (BoxBroken, ConfigurationError, NoReward, SandboxError):
+            return False
+        return True
 
     def _told(self, state: State, checked: Sequence[Checked], rewards: Rewards, gate: str) -> Info:
         """What people read of the check."""

@@ -1,6 +1,7 @@
 """Checks a stage of a task: in a box that the agent never saw, or in place.
 
-    separate:  collect hooks, artifacts taken <- agent's box;  its own box: artifacts, tests laid, test.sh
+    separate:  collect hooks, the agent's processes ended (at the last stage), artifacts taken <- agent's box;
+               its own box: artifacts, tests laid, test.sh
     shared:    old tests and rewards removed, tests laid, test.sh, all in the agent's box
 
 What a separate verifier gets of the agent is what the task names, made safe (`artifacts.py`): no process, no
@@ -75,8 +76,9 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
         if not done.ok:
             raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
         return await _run(boxes, stage, agents.sandbox, failed)
-    left_out, archives = await _artifacts(stage, agents, bounds, failed)
-    if stage is task.stages[-1]:
+    is_last = stage is task.stages[-1]
+    left_out, archives = await _artifacts(stage, agents, bounds, failed, is_last=is_last)
+    if is_last:
         await agents.sandbox.close()  # two at once for each episode could be more than there is room for
     box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
     try:
@@ -91,7 +93,7 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
 
 
 async def _artifacts(
-    stage: Stage, agents: AgentsBox, bounds: Bounds, failed: Sequence[str]
+    stage: Stage, agents: AgentsBox, bounds: Bounds, failed: Sequence[str], *, is_last: bool
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
     left_out = [*failed]
@@ -101,6 +103,8 @@ async def _artifacts(
             how = f"code {done.returncode}" if done.reason is ExecEnd.EXIT else f"its {done.reason}"
             said = done.output.strip()[-300:]
             left_out.append(f"verifier.collect: {hook.command[:80]!r} ended with {how}: {said}")
+    if is_last:
+        await agents.sandbox.end_processes()
     archives: list[tuple[str, Safe]] = []
     now = time.time()
     for artifact in stage.artifacts:

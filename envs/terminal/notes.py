@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.terminal.boxes import resolved
+from envsdk.envs.terminal.env import TerminalArguments
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, strays
 from envsdk.envs.terminal.harbor.support import remarks
-from envsdk.envs.terminal.task_list import BUILDER, folder_of, task_list
+from envsdk.envs.terminal.task_list import folder_of
 
 
-def notes(
-    *,
-    data: str | None = None,
-    split: Any = "auto",
-    instance_ids: Sequence[str] | None = None,
-    num_tasks: int | None = None,
-    skip_refused: bool = False,
-    backend: str = BUILDER,
-    backend_settings: Mapping[str, Any] | None = None,
-    variables: Mapping[str, str] | None = None,
-    **_: Any,
-) -> list[str]:
+def notes(**keywords: Any) -> list[str]:
     """What is said before a run trains on tasks of a folder."""
-    if data is None:
+    args = TerminalArguments.model_validate(keywords)
+    if (data := args.data) is None:
         return []
-    has_network = bool((backend_settings or {}).get("network"))
-    ids = tuple(instance_ids) if instance_ids else None
-    found = task_list(
-        data,
-        split,
-        ids,
-        num_tasks,
-        skips_refused=skip_refused,
-        has_network=has_network,
-        backend=backend,
-    )
-    lines = counted(found.tasks, has_network=has_network, variables=variables or {})
+    found = args.task_list()
+    lines = counted(found.tasks, has_network=args.has_network, variables=args.variables or {})
     said = [f"{data}: {line}" for line in (*lines, *strays(folder_of(data)))]
     if found.refused:
         said.append(

@@ -76,8 +76,9 @@ class Session:
         return screen.text, clock() - began
 
     async def check(self, stage: Stage, bounds: Bounds) -> Checked:
-        """Have the step checked. Of the agent's programs none runs any more."""
-        await self._leave_terminal()
+        """Have the step checked, while what the agent has left goes on where the box keeps it."""
+        if not self._boxes.keeps_processes:
+            await self._leave_terminal()
         return await check(self._boxes, self._task, stage, await self._agents(), bounds)
 
     async def enter(self, stage: Stage) -> None:
@@ -88,6 +89,10 @@ class Session:
         await ours(box, "find /logs/agent -mindepth 1 -delete")
         self._stage = stage
         await _prepare(box, stage)
+
+    async def ruined(self) -> bool:
+        """Whether the policy has left a box in which nothing runs any more."""
+        return await (await self._agents()).ruined()
 
     async def close(self) -> None:
         """Remove the box. Idempotent."""

@@ -60,9 +60,6 @@ def task_list(
     root = shipped_folder() if data is None else folder_of(data)
     wanted = "train" if data is None and split == "auto" else split
     tasks, refused = read_tasks(root, has_network=has_network, backend=backend)
-    if not tasks and not refused:
-        almost = "".join(f"\n  {line}" for line in strays(root))
-        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task{almost}")
     listed = {task.id: task for task in tasks if wanted in ("auto", "all") or split_of(task.id) == wanted}
     if refused and not (skips_refused or instance_ids):
         shown = "".join(f"\n  {name}: {why}" for name, why in list(refused.items())[:_SHOWN])
@@ -80,7 +77,8 @@ def read_tasks(
 ) -> tuple[list[HarborTask], dict[str, str]]:
     """The tasks below a folder, and why others cannot be played; both by name, in order.
 
-    The builder without a daemon must know every instruction of their Dockerfiles.
+    The builder without a daemon must know every instruction of their Dockerfiles. Raises ConfigurationError:
+    there is none.
     """
     tasks, refused = [], {}
     for folder in find_folders(root):
@@ -96,6 +94,9 @@ def read_tasks(
             refused[name] = "; ".join(problems)
         else:
             tasks.append(task)
+    if not tasks and not refused:
+        almost = "".join(f"\n  {line}" for line in strays(root))
+        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task{almost}")
     return tasks, refused
 
 

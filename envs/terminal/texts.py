@@ -11,7 +11,12 @@ from envsdk.envs.terminal.replies import EXAMPLE, ActionFormat, format_command
 
 
 def render_task(
-    stage: Stage, *, instructions: bool, action_format: ActionFormat, box: Environment | None = None
+    stage: Stage,
+    *,
+    instructions: bool,
+    action_format: ActionFormat,
+    keeps_processes: bool = True,
+    box: Environment | None = None,
 ) -> str:
     """The first observation of a step."""
     text = f"<task>\n{stage.instruction.strip()}\n</task>"
@@ -21,10 +26,10 @@ def render_task(
         text += f"\n\nEach folder in {skills} has a SKILL.md that says how to do something: read what fits."
     if box is not None and box.mcp_servers:
         text += "\n\nMCP servers that help:" + "".join(f"\n{json.dumps(each)}" for each in box.mcp_servers)
-    return f"{text}\n\n{_instructions(action_format)}" if instructions else text
+    return f"{text}\n\n{_instructions(action_format, keeps_processes)}" if instructions else text
 
 
-def _instructions(action_format: ActionFormat) -> str:
+def _instructions(action_format: ActionFormat, keeps_processes: bool) -> str:
     if action_format == "keys":
         done = json.dumps({"commands": [], "task_complete": True})
         return f"""<instructions>
@@ -38,6 +43,7 @@ object:
 
 {done}
 </instructions>"""
+    left = "go on in the background" if keeps_processes else "end with their command"
     one = "one call of the tool `bash`" if action_format == "tool" else "one bash block"
     return f"""<instructions>
 You solve the task by shell commands, and see what each prints before you give the next. Tests that you do not
@@ -45,7 +51,7 @@ see decide. Every reply gives a reason, and then exactly {one}:
 
 {format_command("ls -la", action_format)}
 
-- Each command runs in a new shell: `cd` and variables do not last, files do; programs end with their command.
+- Each command runs in a new shell: `cd` and variables do not last, files do; programs {left}.
 - Nobody answers a prompt. A command that takes too long is killed.
 
 When you are done, submit:

@@ -30,8 +30,7 @@ _DEFAULT_LIMIT_S = 3600.0
 _NEEDS_ITS_FOLDER = re.compile(r"/solution\b|\$\{?0\b|BASH_SOURCE|```")
 _SHELL = re.compile(r"#!\s*(/usr)?/bin/(env )?(ba)?sh\b.*\n")
 """A first line that a shell may as well leave out."""
-_STAYS = re.compile(r"^ENTRYPOINT (?!\[\])|nohup |^service \S+ (?:re)?start|[^&>]&$", re.MULTILINE)
-"""What is to run between commands."""
+_ENTRYPOINT = re.compile(r"^ENTRYPOINT (?!\[\])", re.MULTILINE)
 _problems: dict[str, str] = {}
 """What this process has found; empty for a sound task."""
 
@@ -92,11 +91,9 @@ async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: s
 
 def _hints(task: HarborTask, said: Sequence[str]) -> str:
     """What may be the reason, in front of what was said."""
-    files = [stage.solution / "solve.sh" for stage in task.stages if stage.solution is not None]
-    files += [task.box.context / "Dockerfile"] if task.box.context else []
-    texts = {file.name: file.read_text(encoding="utf-8", errors="replace") for file in files}
-    found = {name: match[0] for name, text in texts.items() if (match := _STAYS.search(text))}
-    hints = [f"nothing runs between commands here, as {n} may need (`{text}`)" for n, text in found.items()]
+    file = task.box.context / "Dockerfile" if task.box.context else None
+    starts = file is not None and _ENTRYPOINT.search(file.read_text(encoding="utf-8", errors="replace"))
+    hints = ["the ENTRYPOINT of its Dockerfile does not run here"] if starts else []
     return "".join(f"; {each}" for each in (*hints, *said))
 
 

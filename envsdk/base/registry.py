@@ -69,6 +69,7 @@ def spec(id: str) -> EnvSpec:
             raise ConfigurationError(
                 f"no environment {id!r}.{did_you_mean(id, ids)} Known: {', '.join(ids)}. Those of another"
                 " package need it installed, or its module imported so that it calls envsdk.register()."
+                f" One of Gymnasium's registry is `Gymnasium` with `id={id}`."
             )
         known = _specs[id] = _load_spec(id)
     return known

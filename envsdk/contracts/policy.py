@@ -98,6 +98,11 @@ class SequenceFull(Exception):
         self.max_new_tokens = max_new_tokens
         self.sequence_length = sequence_length
 
+    @property
+    def num_needed(self) -> int:
+        """The `sequence_length` into which the reply would fit."""
+        return self.num_tokens + self.max_new_tokens
+
 
 class ContextFull(SequenceFull):
     """A server says that prompt and reply do not fit into its model's context; the text is the server's."""

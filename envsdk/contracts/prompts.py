@@ -59,6 +59,23 @@ class AgentPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of an episode as messages, in the parts with which an engine is asked for its first reply."""
+
+    system: str = ""
+    history: Sequence[Message] = ()
+    """What the first prompt shows before its user message; its replies are given, not learned."""
+    spoken: Sequence[Message]
+    """All from that user message to the last reply."""
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, from the system prompt to the last reply."""
+        return [*opening(self.system, self.history), *self.spoken]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TagPrompts:
     """What it takes to write the conversations of a tag's episodes: templates, and the limits they show.
 
@@ -77,17 +94,27 @@ class TagPrompts:
     window: int = 0
     """How many turns a prompt shows, this one included; 0: all."""
 
-    def messages(self, turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[Message]:
-        """The conversation as the policy saw and wrote it, from the system prompt to the last reply.
+    def line(
+        self,
+        turns: Sequence[Turn],
+        numbers: Sequence[int] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Line:
+        """A line as the policy saw and wrote it.
 
         `turns` are those of the episode; `numbers` says which of them a segment has, absent all.
         """
         numbers = range(len(turns)) if numbers is None else numbers
         first = numbers[0] if numbers else 0
         role = turns[first].role if turns else ""
-        shown = self.spoken(turns, [*self.carried(turns, first, role), *numbers])
-        system = self.prompts.system_of(role)
-        return [*opening(system, own_history(turns, first)), *shown]
+        replayed = [n for n in numbers if turns[n].role == PREFIX]
+        shown = self.spoken(turns, [*self.carried(turns, first, role), *replayed])
+        return Line(
+            system=self.prompts.system_of(role),
+            history=[*own_history(turns, first), *shown],
+            spoken=self.spoken(turns, numbers[len(replayed) :]),
+            tools=tools,
+        )
 
     def carried(self, turns: Sequence[Turn], first: int, role: str) -> Sequence[int]:
         """Turns before a line's `first` that its prompt shows again: a summary, or those of the window.

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.prompts import PREFIX
+
 if TYPE_CHECKING:
     from envsdk.contracts.trajectory import TokenArrays, Turn
 
@@ -137,11 +139,9 @@ def last_segment(segments: Sequence[Segment]) -> Segment:
 
 
 def num_given_replies(messages: Sequence[Mapping[str, str]], segment: Segment) -> int:
-    """How many of the assistant's first messages in a segment's conversation are another segment's own."""
-    if segment.parent is None and segment.numbers[0] == 0:
-        return 0
+    """How many of the assistant's first messages in a segment's conversation are not the segment's own."""
     num_replies = sum(message["role"] == "assistant" for message in messages)
-    return num_replies - len(segment.turns) + segment.num_given_turns
+    return num_replies - sum(turn.role != PREFIX for turn in segment.turns[segment.num_given_turns :])
 
 
 def _segment(

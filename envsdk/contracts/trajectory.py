@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from envsdk.contracts.failures import ConfigurationError, Failure
 from envsdk.contracts.players import POLICY, Result, Seat
-from envsdk.contracts.prompts import PREFIX, Message, TagPrompts
+from envsdk.contracts.prompts import PREFIX, Line, Message, TagPrompts
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.segments import Segment, last_segment, segments_of
 from envsdk.contracts.support import Support
@@ -306,7 +306,7 @@ class Trajectory:
     seats: Mapping[str, Seat] = field(default_factory=dict)
     """Who played each role, among several players; empty where there is one."""
     tools: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
-    """Functions that the policy's chat template was given, as OpenAI's API describes them. Not stored."""
+    """Functions that the policy's chat template was given, as OpenAI's API describes them."""
     task_name: str = ""
     """What the environment calls the task; empty where its tasks have no names."""
 
@@ -404,14 +404,17 @@ class Trajectory:
         Of an episode with several segments: that of `segment`, or of the one with the last reply.
         ConfigurationError when `shown` is None.
         """
+        return self.line(segment or last_segment(self.segments())).messages
+
+    def line(self, segment: Segment) -> Line:
+        """A segment's conversation, and the tools that its first prompt shows. Raises as `to_messages`."""
         if self.shown is None:
             raise ConfigurationError(
                 f"trajectory {self.trajectory_id} does not know the prompts of {self.task.tag!r}: read it by "
                 "envsdk.Trajectories.from_folder, or set `shown` by dataclasses.replace(trajectory, "
                 "shown=envsdk.contracts.prompts.TagPrompts(...))"
             )
-        segment = segment or last_segment(self.segments())
-        return self.shown.messages(self.turns, segment.numbers)
+        return self.shown.line(self.turns, segment.numbers, self.tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

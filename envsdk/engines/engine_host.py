@@ -163,7 +163,7 @@ class EngineHost:
         return pack_results(results, self._engine.health())
 
     async def serve_only(self, clients: str) -> None:
-        """From now on requests wait of clients whose names do not begin so; with "" nobody's do."""
+        """Hold up requests of clients whose names do not begin so; with "" take in those held, too."""
         self._served = clients
         waiting, self._waiting = self._waiting, []
         for client, request in waiting:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Any
 
 import numpy as np
 
@@ -136,11 +137,8 @@ class EnginePolicy(Policy):
             history = tuple((each["role"], each["content"]) for each in turn.history)
             return self._first_prompt(turn.system, turn.prompt, history)
         if len(log) == 0:
-            if not writes_tools(self.chat):
-                before = spelled_out(opening(turn.system, turn.history), turn.tools)
-                return self.chat.first_prompt(system="", user=turn.prompt, history=before, room=room)
-            return self.chat.first_prompt(
-                system=turn.system, user=turn.prompt, tools=turn.tools, history=turn.history, room=room
+            return first_prompt(
+                self.chat, turn.prompt, system=turn.system, history=turn.history, tools=turn.tools, room=room
             )
         return self.chat.next_prompt(user=turn.prompt, reply_closed=log.ids[-1] in self._stop, room=room)
 
@@ -167,3 +165,18 @@ class EnginePolicy(Policy):
     def _encoded(self, system: str, user: str, history: tuple[tuple[str, str], ...]) -> Sequence[int]:
         messages = [Message(role=role, content=content) for role, content in history]
         return self.chat.first_prompt(system=system, user=user, history=messages, room=self.sequence_length)
+
+
+def first_prompt(
+    chat: ChatTokenizer,
+    user: str,
+    *,
+    system: str = "",
+    history: Sequence[Message] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
+    room: int | None = None,
+) -> list[int]:
+    """`ChatTokenizer.first_prompt`; where the chat template shows no tools, the system message does."""
+    if tools and not writes_tools(chat):
+        history, system, tools = spelled_out(opening(system, history), tools), "", ()
+    return chat.first_prompt(system=system, user=user, tools=tools, history=history, room=room)

@@ -55,6 +55,7 @@ def reward_class(name: str) -> type[RewardFunction]:
     kind = load_plugin(PLUGINS, name)
     if not (isinstance(kind, type) and issubclass(kind, RewardFunction)):
         raise ConfigurationError(
-            f"reward {name!r} is no class derived from envsdk.rewards.reward.RewardFunction"
+            f"reward {name!r} is no class derived from envsdk.rewards.RewardFunction; for a plain function, "
+            "derive one whose `score(self, sample)` calls it and returns envsdk.rewards.Reward(value=...)"
         )
     return kind

@@ -42,16 +42,12 @@ class Fault(Exception):
         """Neither the worker's past nor the machine had a part in it: it would happen again."""
 
 
-class _FunctionsOwn(RewardError):
-    """A RewardError that the function raised."""
-
-
 def plain_reward(answer: object) -> Reward:
-    """What a function returned, with plain Python types. Raises TypeError or ValueError."""
+    """What a function returned, with plain Python types. Raises RewardError: no response can change them."""
     if not isinstance(answer, Reward):
-        raise TypeError(f"score must return a Reward, not {type(answer).__name__}")
+        raise RewardError(f"the reward function must return a Reward, not {type(answer).__name__}")
     if len(answer.parts) > _MAX_PARTS:
-        raise ValueError(f"a reward has at most {_MAX_PARTS} parts, not {len(answer.parts)}")
+        raise RewardError(f"a reward has at most {_MAX_PARTS} parts, not {len(answer.parts)}")
     return Reward(
         value=float(answer.value),
         verdict=without_lone_surrogates(str(answer.verdict)[:_MAX_VERDICT]),
@@ -157,12 +153,7 @@ class Worker:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise RewardError(f"a sample cannot be sent to a worker: {describe_error(error)}") from error
         self._is_in_a_call = True
-        try:
-            rewards: list[Reward] = await self._answer(self._within(message, limit_s))
-        except RewardError as error:
-            # After one of the function's own, the worker waits for the next call.
-            self._is_in_a_call = not isinstance(error, _FunctionsOwn)
-            raise
+        rewards: list[Reward] = await self._answer(self._within(message, limit_s))
         self._is_in_a_call = False
         return rewards
 
@@ -224,7 +215,8 @@ class Worker:
             return answer
         assert isinstance(answer, Failure)
         if answer.kind == "reward_error":
-            raise _FunctionsOwn(answer.message.partition(": ")[2] or answer.message)
+            self._is_in_a_call = False
+            raise RewardError(answer.message.partition(": ")[2] or answer.message)
         if answer.kind == "memory":
             raise Fault("memory", "scoring it needed more memory than a worker may have (memory_mb)")
         raise Fault("raised", f"scoring it raised {answer.message}")

@@ -169,7 +169,7 @@ class EngineGroup:
                 self.pool.weights_move()
             # Paused from here on; an engine that hangs meanwhile is still found out.
             self._held = min(self._held, max(held, Held.WEIGHTS))
-            await on_the_living(self._started_actors(), "hold", held)
+            await on_the_living(self.started_actors(), "hold", held)
             self._held = held
 
     async def publish(self, version: int, *, mode: str | None = None) -> TransferReport | None:
@@ -198,17 +198,13 @@ class EngineGroup:
             self.pool.weights_move()
             yield
 
-    async def serve_only(self, clients: str) -> None:
-        """See `EngineHost.serve_only`."""
-        await on_the_living(self._started_actors(), "serve_only", clients)
-
     async def health(self) -> dict[str, EngineHealth]:
         """One look at every engine that runs."""
-        return await on_the_living(self._started_actors(), "health")
+        return await on_the_living(self.started_actors(), "health")
 
     async def busy_stretches(self) -> list[tuple[float, float]]:
         """When any engine had requests, since the last call; Unix seconds."""
-        found = await on_the_living(self._started_actors(), "busy_stretches")
+        found = await on_the_living(self.started_actors(), "busy_stretches")
         return [stretch for stretches in found.values() for stretch in stretches]
 
     def node_leaves(self, node: str, grace_s: float) -> None:
@@ -387,7 +383,8 @@ class EngineGroup:
             dtype=self._spec.dtype,
         )
 
-    def _started_actors(self) -> dict[str, Any]:
+    def started_actors(self) -> dict[str, Any]:
+        """`EngineHost` actors of the engines that run, by name."""
         return {each.name: self.actors[each.name] for each in self.pool.incarnations}
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

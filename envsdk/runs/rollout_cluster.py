@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 
+from envsdk.base.processes.actor_death import on_the_living
 from envsdk.base.store.travel import DriverFiles
 from envsdk.config.device_sharing import SharedRole, device_groups
 from envsdk.config.env_models import EnvManagerArgs
@@ -389,11 +390,14 @@ class PlayedBatches(RolloutCluster, BatchSource):
         if self._averaging is None:
             yield
             return
-        await self.call(self.engines.serve_only(f"{VAL_SPLIT}-"))
+        await self._serve_only(f"{VAL_SPLIT}-")
         await self._give_average(self._averaging, version, is_used=True)
         yield
         await self._give_average(self._averaging, version, is_used=False)
-        await self.call(self.engines.serve_only(""))
+        await self._serve_only("")
+
+    async def _serve_only(self, clients: str) -> None:
+        await self.call(on_the_living(self.engines.started_actors(), "serve_only", clients))
 
     async def _give_average(self, trainer: TrainerGroup, version: int, *, is_used: bool) -> None:
         async with self.weights_moving():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 from envsdk.base.display.progress import ProgressDisplay, StepSummary
+from envsdk.base.store.tally import unscorable
 from envsdk.config.models import RunConfig
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineHealth
@@ -46,7 +47,8 @@ class StepLog:
         self._dropped = DroppedTokens()
         self._failing_tags: set[str] = set()
         """Those that the display has named already."""
-        self._told_of_programs = False
+        self._warnings = [failed_programs, unscorable]
+        """Those that were not given yet."""
         self._started_at = self._metered_at = time.monotonic()
         self._cost = cost_meter(self.config, self.first_step)
 
@@ -73,9 +75,10 @@ class StepLog:
         for tag in batch.failing_tags.keys() - self._failing_tags:
             self.display.note(f"no episode of {tag} is in this batch: {batch.failing_tags[tag]}")
         self._failing_tags = set(batch.failing_tags)
-        if not self._told_of_programs and (said := failed_programs(batch.trajectories)):
-            self._told_of_programs = True
-            self.display.note(said)
+        for tell in [*self._warnings]:
+            if said := tell(batch.trajectories):
+                self._warnings.remove(tell)
+                self.display.note(said)
         if warning := self._dropped.warning():
             self.display.note(warning)
         if (step + 1) % config.logging_steps == 0 or any(n.startswith("val/") for n in metrics):

@@ -7,6 +7,7 @@ a LoRA adapter -> a folder in PEFT's format
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,23 @@ def copies(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.contiguous()
         except (TypeError, ValueError, RuntimeError) as error:
             raise EngineError(f"weight `{name}` cannot be written: {error}") from error
+
+
+def finite(name: str, weight: Any) -> Any:
+    """`weight` as it is. EngineError where a tensor or an array has values that are NaN or infinite."""
+    import torch
+
+    # One pass without a copy: a sum is finite where all values are, but for an overflow that no weights have.
+    total = 0.0
+    if isinstance(weight, np.ndarray) and weight.dtype.kind == "f":
+        total = float(weight.sum(dtype=np.float64))
+    elif isinstance(weight, torch.Tensor) and weight.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        total = weight.sum(dtype=torch.float32 if weight.dtype == torch.float16 else None).item()
+    if not math.isfinite(total):
+        raise EngineError(
+            f"weight `{name}` has values that are NaN or infinite: nothing can be sampled by it"
+        )
+    return weight
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:

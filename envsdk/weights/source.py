@@ -20,7 +20,7 @@ import ray
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.weights.delta import WeightBase
-from envsdk.weights.folders import copies, optional_head, tensors_in
+from envsdk.weights.folders import copies, finite, optional_head, tensors_in
 from envsdk.weights.shapes import Shape, checked, shapes_in
 from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
@@ -90,11 +90,14 @@ class GivenWeights:
                 checkpoint, whose files must stay as long as they are held.
 
         Raises:
-            ConfigurationError: There is no such folder, or names or shapes are not the model's.
+            ConfigurationError: No such folder, names or shapes that are not the model's, NaN or infinity.
         """
         if isinstance(weights, Mapping):
             self._check((name, Shape(_shape_of(name, value))) for name, value in weights.items())
-            return dict(copies(weights.items()))
+            try:
+                return {name: finite(name, tensor) for name, tensor in copies(weights.items())}
+            except EngineError as error:
+                raise ConfigurationError(str(error)) from error
         if not isinstance(weights, str | Path):
             raise ConfigurationError(
                 f"weights cannot be published from a {type(weights).__name__}: give model.state_dict() or "

@@ -95,8 +95,7 @@ class ShownEnv(CountingEnv):
         return "2 + 2", {"history": list(self.HISTORY)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        details = {"verdict": "5 is not 4", "history": list(self.HISTORY)}
-        return "", 0.0, True, False, {"details": details}
+        return "", 0.0, True, False, {"details": {"verdict": "5 is not 4"}}
 
 
 class ShowingPolicy(Policy):
@@ -112,7 +111,7 @@ async def test_a_policy_gets_the_history_and_a_turn_keeps_its_details() -> None:
     (turn,) = trajectory.turns
     assert turn.reply == "1 + 1 2"
     assert json.loads(turn.details or "")["verdict"] == "5 is not 4"
-    messages = TagPrompts(prompts=AgentPrompts(system="Count."), max_turns=1).messages([turn])
+    messages = TagPrompts(prompts=AgentPrompts(system="Count."), max_turns=1).line([turn]).messages
     assert [each["content"] for each in messages] == ["Count.", "1 + 1", "2", "2 + 2", "1 + 1 2"]
 
 

@@ -15,11 +15,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import yaml
+from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from envsdk.base.settings.extras import require
@@ -28,9 +29,12 @@ from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
 from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
+from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import Message
 from envsdk.contracts.seeds import stable_seed
+from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
@@ -208,7 +212,8 @@ def _base_model(config: SFTConfig, conversations: Sequence[Conversation], folder
             f"num_heads={config.num_heads} does not divide hidden_size={config.hidden_size}"
         )
     folder.mkdir()
-    texts = (message["content"] for conversation in conversations for message in conversation.messages)
+    shown = (spelled_out(each.messages, each.line.tools) for each in conversations)
+    texts = (message["content"] for messages in shown for message in messages)
     tokenizer = build_tokenizer(texts, pieces=known_text_pieces())
     write_tokenizer(folder, tokenizer, sequence_length=sequence_length)
     write_random_model(
@@ -297,11 +302,11 @@ def _tokenize(
 
     from envsdk.trainers.warm_start.imitation import tokens_of
 
-    demos, num_cut = [], 0
+    demos, num_cut, too_long = [], 0, list[tuple[int, Conversation]]()
     for number, conversation in enumerate(conversations):
         try:
             demo = tokens_of(
-                conversation.messages,
+                conversation.line,
                 chat,
                 sequence_length,
                 num_given_replies=conversation.num_given_replies,
@@ -310,14 +315,18 @@ def _tokenize(
             raise ConfigurationError(
                 f"--data: the model's chat template refuses conversation {number}: {error}"
             ) from error
-        if demo is None:
-            raise ConfigurationError(
-                f"--sequence-length: {sequence_length} tokens are too few for the first reply of a "
-                f"conversation that begins with {_beginning(conversation.messages)!r}"
-            )
-        num_cut += _is_cut(conversation, demo)
-        if demo.num_scored:
-            demos.append(demo)
+        except SequenceFull as full:
+            too_long.append((full.num_needed, conversation))
+            continue
+        if demo is not None:
+            num_cut += _is_cut(conversation, demo)
+            demos += [demo] if demo.num_scored else []
+    if too_long:
+        needed, longest = max(too_long, key=itemgetter(0))
+        raise ConfigurationError(
+            f"--sequence-length: {sequence_length} tokens are too few for the first reply of a conversation: "
+            f"{needed} are needed, for one that begins with {_beginning(longest.messages)!r}"
+        )
     return demos, num_cut
 
 
@@ -334,16 +343,5 @@ def _is_cut(conversation: Conversation, demo: Demonstration) -> bool:
 
 def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:
     """The YAML file, if there is one, with `values` over it; ConfigurationError tells all that is wrong."""
-    written: Any = {}
-    if file is not None:
-        try:
-            written = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(f"{file} is no UTF-8 text: {error.reason}") from error
-        except yaml.YAMLError as error:
-            raise ConfigurationError(f"{file} is not YAML: {error}") from error
-        if not isinstance(written, dict):
-            raise ConfigurationError(f"{file} must hold keys and values, such as `epochs: 3`")
+    written: Any = {} if file is None else OmegaConf.to_container(Reading().read(file))
     return validated(SFTConfig, {**written, **values}, str(file or "sft"))

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envsdk.contracts.chat import ChatTokenizer
-from envsdk.contracts.prompts import Message
+from envsdk.contracts.policy import SequenceFull
+from envsdk.contracts.prompts import Line, opening
 from envsdk.contracts.seeds import stable_seed
+from envsdk.engines.engine_policy import first_prompt
 
 if TYPE_CHECKING:
     from envsdk.trainers.sft_trainer import SftTrainer
@@ -44,20 +46,33 @@ class Demonstration:
 
 
 def tokens_of(
-    messages: Sequence[Message], chat: ChatTokenizer, sequence_length: int, *, num_given_replies: int = 0
+    line: Line,
+    chat: ChatTokenizer,
+    sequence_length: int,
+    *,
+    num_given_replies: int = 0,
+    max_new_tokens: int = 0,
 ) -> Demonstration | None:
-    """The tokens of one conversation, cut after the last reply that fits; None when not even the first does.
+    """The tokens of one conversation, cut after the last reply that fits; None where nobody replies.
 
-    Any roles may stand between replies; the first `num_given_replies` are not learned. Raises
+    Any roles may stand between replies; the first `num_given_replies` of `line.messages` are not learned.
+    Raises SequenceFull when the first reply, or one of `max_new_tokens`, does not fit, and
     jinja2.TemplateError where the template refuses the messages.
     """
     ids: list[int] = []
     mask: list[int] = []
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    replies = [index for index, message in enumerate(line.spoken) if message["role"] == "assistant"]
+    num_shown = sum(message["role"] == "assistant" for message in line.history)
     before: int | None = None
-    for number, index in enumerate(replies):
-        prompt = _prompt(messages, before, index, chat)
-        reply = chat.reply(messages[index]["content"])
+    for number, index in enumerate(replies, start=num_shown):
+        prompt = _prompt(line, before, index, chat)
+        reply = chat.reply(line.spoken[index]["content"])
+        if not ids and len(prompt) + max(len(reply), max_new_tokens) > sequence_length:
+            raise SequenceFull(
+                num_tokens=len(prompt),
+                max_new_tokens=max(len(reply), max_new_tokens),
+                sequence_length=sequence_length,
+            )
         if len(ids) + len(prompt) + len(reply) > sequence_length:
             break
         ids += prompt + reply
@@ -68,19 +83,19 @@ def tokens_of(
     return Demonstration(ids=np.array(ids, np.int32), response_mask=np.array(mask, np.int8))
 
 
-def _prompt(messages: Sequence[Message], before: int | None, index: int, chat: ChatTokenizer) -> list[int]:
+def _prompt(line: Line, before: int | None, index: int, chat: ChatTokenizer) -> list[int]:
     """Tokens from the reply `before`, or the beginning, to the reply `index`."""
-    between = messages[0 if before is None else before + 1 : index]
-    roles = [message["role"] for message in between]
+    between = line.spoken[0 if before is None else before + 1 : index]
     if before is None:
-        if roles == ["user"]:
-            return chat.first_prompt(system="", user=between[0]["content"])
-        if roles == ["system", "user"] and between[0]["content"]:
-            return chat.first_prompt(system=between[0]["content"], user=between[1]["content"])
-        return chat.encode(chat.render(between))
-    if roles == ["user"]:
+        history = [*line.history, *between[:-1]]
+        if between and between[-1]["role"] == "user":
+            user = between[-1]["content"]
+            return first_prompt(chat, user, system=line.system, history=history, tools=line.tools)
+        return chat.encode(chat.render([*opening(line.system, line.history), *between], tools=line.tools))
+    if [message["role"] for message in between] == ["user"]:
         return chat.next_prompt(user=between[0]["content"], reply_closed=True)
-    return chat.behind_reply(messages[:index], before, reply_closed=True)
+    behind, at = line.messages, len(line.messages) - len(line.spoken)
+    return chat.behind_reply(behind[: at + index], at + before, reply_closed=True, tools=line.tools)
 
 
 def batches(

@@ -23,7 +23,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +46,14 @@ from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import TagPrompts, own_history
-from envsdk.contracts.segments import num_given_replies
 from envsdk.contracts.trajectory import Trajectory
+from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.managers.policies import OraclePolicy, policy_class
+from envsdk.managers.traj_env_manager import prompt_too_long
 from envsdk.rewards.prompt_data.opening import open_prompts
+from envsdk.rollouts.datasets.conversations import conversations_of
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import MODEL, Player, make_player
 from envsdk.rollouts.play.source import resolve_source
@@ -68,7 +73,7 @@ if TYPE_CHECKING:
 RECORD = "warm_start.json"
 """File next to the weights: the recipe of the policy, and how well it imitates."""
 
-_RECIPE = 1
+_RECIPE = 2
 """Raised when the same settings would give another policy."""
 _PRINT_EVERY_S = 5.0
 _HOPELESS = 32
@@ -113,12 +118,18 @@ def _as_demonstrated(config: RunConfig) -> RunConfig:
 def demonstrations_of(
     trajectory: Trajectory, chat: ChatTokenizer, shown: TagPrompts, sequence_length: int
 ) -> list[Demonstration]:
-    """The tokens of each segment, cut after the last turn that fits; none where not even the first does."""
+    """The tokens of each segment, cut after the last turn that fits; none of one whose first does not.
+
+    Raises SequenceFull where the first prompt of the episode leaves no room for a reply.
+    """
     found = []
-    for segment in trajectory.segments():
-        messages = shown.messages(trajectory.turns, segment.numbers)
-        num_given = num_given_replies(messages, segment)
-        found.append(tokens_of(messages, chat, sequence_length, num_given_replies=num_given))
+    for each in conversations_of(replace(trajectory, shown=shown)):
+        limits = {"num_given_replies": each.num_given_replies, "max_new_tokens": shown.max_new_tokens}
+        try:
+            found.append(tokens_of(each.line, chat, sequence_length, **limits))
+        except SequenceFull:
+            if each.beginning is None:
+                raise
     return [demo for demo in found if demo is not None]
 
 
@@ -348,7 +359,8 @@ def _texts(trajectories: Sequence[Trajectory], setups: Mapping[str, TagSetup]) -
             observation="", turn_index=0, num_actions_left=0, max_response_length=setup.max_new_tokens
         )
     for trajectory in trajectories:
-        yield from (message["content"] for message in own_history(trajectory.turns))
+        before = spelled_out(own_history(trajectory.turns), trajectory.tools)
+        yield from (message["content"] for message in before)
         for turn in trajectory.turns:
             yield turn.observation
             yield turn.reply
@@ -360,15 +372,16 @@ def _tokenize(
     setups: Mapping[str, TagSetup],
     sequence_length: int,
 ) -> list[Demonstration]:
-    demonstrations = []
+    demonstrations, too_long = [], list[tuple[int, str, SequenceFull]]()
     for trajectory in trajectories:
-        found = demonstrations_of(trajectory, chat, setups[trajectory.task.tag].shown, sequence_length)
-        if not found:
-            raise ConfigurationError(
-                f"sequence_length={sequence_length} is too short for the first turn of tag "
-                f"{trajectory.task.tag}: raise it, or shorten the tag's prompts"
-            )
-        demonstrations += found
+        tag = trajectory.task.tag
+        try:
+            demonstrations += demonstrations_of(trajectory, chat, setups[tag].shown, sequence_length)
+        except SequenceFull as full:
+            too_long.append((full.num_needed, tag, full))
+    if too_long:
+        _, tag, longest = max(too_long, key=itemgetter(0))
+        raise ConfigurationError(f"warm_start: {prompt_too_long(tag, longest).message}")
     return demonstrations
 
 

@@ -1,7 +1,7 @@
 """`task.toml` of Harbor, schema 1.0 to 1.4, as models; pure.
 
     config = TaskConfig.model_validate(tomllib.loads(text))
-    [*unknown_keys(config)]         # ["agent.max_retries"]: keys that Harbor 0.25 does not know either
+    [*odd_keys(config)]             # ["agent.retries: is no key of Harbor's, and changes nothing"]
 
 Values are read as Harbor reads them: whole numbers where fractions may stand, older names of keys. What a
 sandbox of ours cannot do is refused by `support.py`, which looks into nothing that is refused as a whole.
@@ -361,20 +361,19 @@ def odd_values(value: Any, path: str = "") -> Iterator[str]:
             yield from odd_values(each, f"{path}[{number}]")
     elif isinstance(value, bool) and path.endswith(_NUMBERS):
         yield f"{path}: {str(value).lower()}: is no number, and is read as {value:d}, as in Harbor"
-    elif value == "":
-        yield f"{path}: is empty: leave it out, or say something"
-    elif isinstance(value, str) and "\0" in value:
-        yield f"{path}: {value!r}: holds a zero byte, which no path and no command can have"
+    elif value == "" or (isinstance(value, str) and "\0" in value):
+        yield f"{path}: {value!r}: is empty, or holds a zero byte"
     elif isinstance(value, int | float) and value < 0 and not path.endswith("min_reward"):
         yield f"{path}: {value:g}: is negative"
 
 
-def unknown_keys(value: Any, path: str = "") -> Iterator[str]:
-    """Every key of a table that no model knows, as it is written: `steps[0].agent.retries`."""
+def odd_keys(value: Any, path: str = "") -> Iterator[str]:
+    """`KEY: why` of every key of a table that no model knows: `steps[0].agent.retries`."""
     if isinstance(value, BaseModel):
-        yield from (f"{path}.{name}".lstrip(".") for name in value.model_extra or ())
+        for name in value.model_extra or ():
+            yield f"{path}.{name}: is no key of Harbor's, and changes nothing".lstrip(".")
         for name in type(value).model_fields:
-            yield from unknown_keys(getattr(value, name), f"{path}.{name}".lstrip("."))
+            yield from odd_keys(getattr(value, name), f"{path}.{name}".lstrip("."))
     elif isinstance(value, list):
         for number, each in enumerate(value):
-            yield from unknown_keys(each, f"{path}[{number}]")
+            yield from odd_keys(each, f"{path}[{number}]")

@@ -37,8 +37,8 @@ from envsdk.envs.terminal.harbor.config import (
     Step,
     TaskConfig,
     User,
+    odd_keys,
     odd_values,
-    unknown_keys,
 )
 from envsdk.envs.terminal.harbor.inputs import IGNORE_FILE, inputs
 
@@ -112,10 +112,8 @@ class HarborTask:
     box: Box
     stages: tuple[Stage, ...]
     strategy: Literal["mean", "final"]
-    unknown: tuple[str, ...]
-    """Keys of task.toml that Harbor does not know either: they change nothing."""
-    odd: tuple[str, ...] = ()
-    """`KEY: why` of values that cannot be meant as they stand."""
+    odd: tuple[str, ...]
+    """`KEY: why` of what is read of task.toml as Harbor reads it, and cannot be meant as it stands."""
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -153,8 +151,7 @@ def read_folder(folder: Path, id: str = "") -> HarborTask:
             box=_agent_box(folder, config),
             stages=tuple(stages),
             strategy=config.multi_step_reward_strategy or "mean",
-            unknown=(*unknown_keys(config),),
-            odd=(*odd_values(said),),
+            odd=(*odd_keys(config), *odd_values(said)),
         )
     except _Refused as error:
         raise ConfigurationError(f"{folder}: {error}") from None

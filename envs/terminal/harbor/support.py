@@ -30,8 +30,7 @@ def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = 
 
 def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
     """Sentences about keys without effect, or with another one than in Harbor."""
-    said = [f"{CONFIG}: {key}: is no key of Harbor's, and changes nothing" for key in task.unknown]
-    said += [f"{CONFIG}: {why}" for why in task.odd]
+    said = [f"{CONFIG}: {why}" for why in task.odd]
     if not has_network and any(stage.network[0] is NetworkMode.PUBLIC for stage in task.stages):
         said.append(f"{CONFIG}: environment.network_mode: is public, but commands here have no network")
     for stage in task.stages:

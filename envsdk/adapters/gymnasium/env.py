@@ -69,8 +69,9 @@ def make_gymnasium_env(
             `whole`. By default `whole` where actions are text.
         success: When a task counts as solved: `rewarded`, it terminated with a reward above zero in the last
             turn; `terminated`; `truncated`, it lasted to the limit of turns; or a number that the return
-            must reach. By default what the environment's own `info` says under `success` or `is_success`,
-            else `rewarded`.
+            must reach. By default what the environment's own `info` says under `success` or `is_success`;
+            else it terminated with a reward above zero that no turn before had, or the return reached the
+            `reward_threshold` of the environment's spec, where it has one.
         max_steps: Replies before the episode is truncated; by default the environment's own limit, or 100.
         invalid_penalty: Taken off the reward of a turn whose reply does not parse.
         labels: Names of a discrete observation's values, or of the parts of a vector or a tuple.
@@ -181,7 +182,7 @@ class GymnasiumEnv(ReplayedEnv):
         self._reads_whole = reads_whole
         self._is_solved = success
         self._kept = tuple(metrics)
-        self._return = 0.0
+        self._rewards: list[float] = []
         self._inner: Any = None
         """The last observation of the environment inside."""
 
@@ -202,7 +203,7 @@ class GymnasiumEnv(ReplayedEnv):
 
     def _start(self, seed: int) -> object:
         self._inner, _ = self._env.reset(seed=seed)
-        self._return = 0.0
+        self._rewards = []
         return self._render(self._env, self._inner)
 
     def _answer(self, reply: str) -> Answer:
@@ -213,7 +214,7 @@ class GymnasiumEnv(ReplayedEnv):
             return Answer(note=NO_ANSWER if answer is None else f"Invalid action: {error}")
         self._inner, given, terminated, truncated, info = self._env.step(action)
         reward = float(given)
-        self._return += reward
+        self._rewards.append(reward)
         is_last = terminated or truncated or self._turn >= self.max_steps
         return Answer(
             observation=self._render(self._env, self._inner),
@@ -233,7 +234,11 @@ class GymnasiumEnv(ReplayedEnv):
         match self._is_solved:
             case None:
                 said = next((info[name] for name in ("success", "is_success") if name in info), None)
-                return (terminated and reward > 0) if said is None else bool(said)
+                if said is not None:
+                    return bool(said)
+                needed = None if self._env.spec is None else self._env.spec.reward_threshold
+                is_paid = terminated and reward > max([0.0, *self._rewards[:-1]])
+                return is_paid or (needed is not None and sum(self._rewards) >= needed)
             case "rewarded":
                 return terminated and reward > 0
             case "terminated":
@@ -241,7 +246,7 @@ class GymnasiumEnv(ReplayedEnv):
             case "truncated":
                 return not terminated
             case needed:
-                return self._return >= needed
+                return sum(self._rewards) >= needed
 
 
 class DiscreteGymnasiumEnv(GymnasiumEnv):

@@ -115,8 +115,8 @@ class ForkedProcesses:
 
     def _start_parent(self) -> socket.socket:
         if _imports_main:
-            say(_NO_GUARD, err=True, flush=True)
-            raise RuntimeError(_NO_GUARD)
+            say(NO_GUARD, err=True, flush=True)
+            raise RuntimeError(NO_GUARD)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preparation = multiprocessing.spawn.get_preparation_data("envsdk-forked")
         preparation.pop("authkey", None)  # refuses to be pickled
@@ -158,10 +158,18 @@ def serve(pipe: Connection) -> None:
 
 _imports_main = False
 """Whether this process is a parent that imports the main module of its host."""
-_NO_GUARD = (
+NO_GUARD = (
     "a script that starts processes is imported by each of them: put what it does under "
     '`if __name__ == "__main__":`, as for multiprocessing'
 )
+NO_GUARD_EXIT = 77
+"""Exit code of a spawned process whose main module would start processes of its own."""
+
+
+def check_guard() -> None:
+    """End this process where it was spawned and imports a main module that calls this: see `NO_GUARD`."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(NO_GUARD_EXIT)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from envsdk.base.display.terminal import say
 from envsdk.base.processes.call_watch import CALLS, CHECK_S, overdue, table_bytes, turns_in
+from envsdk.base.processes.forked import NO_GUARD, NO_GUARD_EXIT
 from envsdk.base.processes.interrupts import ThreadInterrupted, ignore_ctrl_c
 from envsdk.base.processes.process_tree import die_with_parent, kill_tree
 from envsdk.contracts.failures import EnvsdkError
@@ -142,7 +143,9 @@ def play_supervised(
                 try:
                     event = player.receive()
                 except (EOFError, OSError):
-                    died = f"a worker process died (exit code {player.exit_code()})"
+                    if (code := player.exit_code()) == NO_GUARD_EXIT:
+                        raise EnvsdkError(NO_GUARD) from None
+                    died = f"a worker process died (exit code {code})"
                     if player.is_isolated:
                         raise EnvsdkError(
                             f"{died}. Run the same command again to continue; use fewer --workers if the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +13,8 @@ from envsdk.base.display.scores import Score
 from envsdk.contracts.players import Result
 from envsdk.contracts.trajectory import Outcome, Trajectory
 
+UNSCORABLE = "unscorable"
+"""Metric of a turn: 1 where the reward function failed on the response, which counts as wrong."""
 MAX_NAMED = 500
 """Tasks that are named of those that fail in one way."""
 Z_95 = 1.959963984540054
@@ -34,6 +37,17 @@ def wilson_interval(num_successes: float, num_trials: float) -> tuple[float, flo
     low, high = (center - spread) / (1 + z2_n), (center + spread) / (1 + z2_n)
     # At the ends the formula is exact and floating point is not.
     return 0.0 if num_successes == 0 else low, 1.0 if num_successes == num_trials else high
+
+
+def unscorable(trajectories: Iterable[Trajectory]) -> str:
+    """A sentence where responses count as wrong because scoring them failed, with one reason; or empty."""
+    turns = [turn for each in trajectories for turn in each.turns if UNSCORABLE in turn.metrics]
+    failed = [turn for turn in turns if turn.metrics[UNSCORABLE]]
+    if not failed:
+        return ""
+    why = json.loads(failed[0].details or "{}").get("verdict", "")
+    count = f"{len(failed)} of {len(turns)} responses"
+    return f"{count} count as wrong because scoring them failed; the first: {why}"
 
 
 def results_by_role(trajectories: Iterable[Trajectory]) -> dict[tuple[str, str], Counter[Result]]:
@@ -64,7 +78,7 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     """Failures by `boundary/kind`."""
     messages: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each kind of failure, the first message of each task, by its label; of MAX_NAMED tasks at most."""
+    """First message of each task that failed, by kind and label; MAX_NAMED tasks of a kind at most."""
 
     def add(self, trajectory: Trajectory) -> None:
         self.num_episodes += 1

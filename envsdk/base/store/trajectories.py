@@ -14,6 +14,7 @@ Text is stored as UTF-8. A lone surrogate, which UTF-8 cannot hold, is stored as
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -66,16 +67,14 @@ _TO_PYTHON: dict[pa.DataType, Callable[[Any], Any]] = {pa.bool_(): bool, pa.floa
 """Environments may report numbers of NumPy's types, which Arrow does not take for Python's."""
 
 
-def _each(
-    name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None, *, is_nullable: bool = False
-) -> Column:
+def _each(name: str, value_type: pa.DataType, get: Callable[[Any], Any] | None = None) -> Column:
     """A column with one plain value per row; without `get` it is the attribute of that name."""
     get = get or attrgetter(name)
 
     def array(rows: Rows) -> pa.Array:
         return _text(map(get, rows)) if value_type == pa.string() else _numbers(map(get, rows), value_type)
 
-    return Column(name, value_type, array, is_nullable)
+    return Column(name, value_type, array)
 
 
 def _numbers(values: Iterable[Any], value_type: pa.DataType) -> pa.Array:
@@ -144,7 +143,7 @@ _OF_TURNS: dict[str, tuple[str, pa.DataType, Any]] = {
     "roles": ("role", pa.string(), ""),
 }
 """Columns with a value for each turn: the attribute that each one holds, its type and its default."""
-_LATER = ("follows", "roles", "seats", "experts", "support_counts", "support_ids", "task_name")
+_LATER = ("follows", "roles", "seats", "experts", "support_counts", "support_ids", "task_name", "tools")
 """Columns that files of earlier versions do not have."""
 
 
@@ -195,12 +194,15 @@ def _seat_lists(trajectories: Rows) -> pa.Array:
 
 
 def _seats_from_batch(batch: pa.RecordBatch) -> list[dict[str, Seat]]:
-    if "seats" not in batch.schema.names:
-        return [{} for _ in range(batch.num_rows)]
-    rows = batch.column("seats").to_pylist()
     return [
-        {each["role"]: Seat(player=each["player"], score=each["score"]) for each in row or ()} for row in rows
+        {each["role"]: Seat(player=each["player"], score=each["score"]) for each in row or ()}
+        for row in _values(batch, "seats")
     ]
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """A column of `_LATER` as Python values; None where the file does not have it."""
+    return batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
 
 
 _TOKENS = {
@@ -260,9 +262,9 @@ COLUMNS = (
     _each("index", pa.int64(), attrgetter("task.index")),
     _each("seed", pa.int64()),
     _each("outcome", pa.string(), attrgetter("outcome.value")),
-    _each("success", pa.bool_(), lambda trajectory: trajectory.score[0], is_nullable=True),
+    _each("success", pa.bool_(), lambda trajectory: trajectory.score[0])._replace(is_nullable=True),
     _each("num_turns", pa.int32(), lambda trajectory: len(trajectory.turns)),
-    _each("total_reward", pa.float64(), lambda trajectory: trajectory.score[1], is_nullable=True),
+    _each("total_reward", pa.float64(), lambda trajectory: trajectory.score[1])._replace(is_nullable=True),
     Column("turns", _TURNS, _turn_lists),
     *map(_column_of_turns, ("state_hashes", "details")),
     _each("final_observation", pa.string()),
@@ -278,6 +280,7 @@ COLUMNS = (
     Column("experts", pa.binary(), _experts, is_nullable=True),
     *map(_support_column, _SUPPORT),
     _each("task_name", pa.string()),
+    _each("tools", pa.string(), lambda each: json.dumps(each.tools) if each.tools else ""),
 )
 """Columns of a trajectory file. Readers go by name: a column may be added without a new version."""
 SCHEMA = pa.schema([column.field for column in COLUMNS])
@@ -436,8 +439,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     """The inverse of `to_record_batch`; columns are found by name."""
     columns = {name: batch.column(name).to_pylist() for name in (*_PLAIN, "tag", "split", "index", "outcome")}
     columns["success"] = list(map(bool, columns["success"]))
-    has_names = "task_name" in batch.schema.names
-    names = batch.column("task_name").to_pylist() if has_names else [""] * batch.num_rows
+    names, tools = _values(batch, "task_name"), _values(batch, "tools")
     failures = batch.column("failure").to_pylist()
     turns, tokens, seats = _turns_from_batch(batch), _tokens_from_batch(batch), _seats_from_batch(batch)
     ends = accumulate(batch.column("turns").value_lengths().to_pylist(), initial=0)
@@ -449,7 +451,8 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
             turns=tuple(turns[first:last]),
             tokens=tokens[row],
             seats=seats[row],
-            task_name=names[row],
+            task_name=names[row] or "",
+            tools=json.loads(tools[row] or "[]"),
             failure=None
             if failure is None
             else Failure(**failure | {"boundary": Boundary(failure["boundary"])}),
@@ -480,8 +483,7 @@ def _turns_from_batch(batch: pa.RecordBatch) -> list[Turn]:
 
 def _tokens_from_batch(batch: pa.RecordBatch) -> list[TokenArrays | None]:
     columns = {attribute: arrays_from_column(batch.column(name)) for name, (attribute, _) in _TOKENS.items()}
-    experts = batch.column("experts").to_pylist() if "experts" in batch.schema.names else [None] * len(batch)
-    columns["experts"] = [array_of_npy(npy) for npy in experts]
+    columns["experts"] = [array_of_npy(npy) for npy in _values(batch, "experts")]
     columns["support"] = [None] * batch.num_rows
     if "support_ids" in batch.schema.names:
         pairs = zip(*(arrays_from_column(batch.column(name)) for name in _SUPPORT), strict=True)

@@ -31,7 +31,7 @@ from envsdk.rewards.prompt_data.files import NOT_UTF_8
 from envsdk.rewards.prompt_data.prompts import PromptSource, Unusable
 from envsdk.rewards.prompt_data.rows import UnusableRow, key_of, standard_row
 
-_VERSION = 3
+_VERSION = 4
 """Raised when the same file would have another index."""
 _MAX_NAMED = 100
 """Rows that cannot be used and are kept with their reason; all are counted."""

@@ -39,6 +39,10 @@ _ROLES = {
 }
 
 
+_UNSEEN = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of what a prompt shows beside its text."""
+
+
 class UnusableRow(ValueError):
     """Why a row cannot be asked, in one line."""
 
@@ -60,12 +64,21 @@ def standard_row(value: Any, columns: Mapping[str, str]) -> tuple[list[Message],
     for name, column in columns.items():
         if name not in COLUMNS_OF and column in fields:
             fields[name] = fields[column]
+    if unseen := [name for name in _UNSEEN if _holds(fields.get(name))]:
+        raise UnusableRow(f"has {unseen[0]}: only text can be shown")
     _add_truth(fields)
     try:
         return _messages(fields, columns), fields
     except _NoPrompt:
         there = ", ".join(map(str, value)) if isinstance(value, dict) else ""
         raise UnusableRow(f"has no prompt; its columns are {there or 'none'}") from None
+
+
+def _holds(value: Any) -> bool:
+    """Whether there is something in it: in Parquet a picture that is absent may be a struct of nulls."""
+    if isinstance(value, dict | list):
+        return any(map(_holds, value.values() if isinstance(value, dict) else value))
+    return value not in (None, "")
 
 
 def key_of(fields: Mapping[str, Any]) -> str:

@@ -199,6 +199,7 @@ class ContainerBackend(RemoteBackend):
     timeout_option: ClassVar[str] = ""
     """Option of `run` that ends a container after so many seconds."""
     forbidden_in_binds = ":"
+    keeps_processes = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ContainerSettings, settings, backend=self.name)

@@ -152,6 +152,8 @@ class Image:
     `.venv/bin/python`; shown at the paths it has here. None: the backend's setting."""
     env: Mapping[str, str] = field(default_factory=dict)
     """For every command. Nothing of this process's own environment is passed on."""
+    keeps_processes: bool = False
+    """Whether what a command leaves running goes on; otherwise it ends with its command."""
 
 
 class SandboxError(EnvsdkError):
@@ -177,7 +179,7 @@ class Snapshot(Protocol):
 
 
 class Sandbox(Protocol):
-    """One episode's machine. Between two commands nothing of it is running."""
+    """One episode's machine. Between two commands nothing runs, unless its image keeps processes."""
 
     @property
     def id(self) -> str: ...
@@ -201,6 +203,10 @@ class Sandbox(Protocol):
         Only files outlive the command: every process it leaves behind is killed when the shell ends.
         Cancelling the call ends the command.
 
+        With `Image.keeps_processes` it goes on. A time-out, too much output and cancelling end the command's
+        process group: what has begun one of its own, as daemons do, goes on. Past a limit on memory or disk,
+        which count for all together and between commands, too, everything ends.
+
         Args:
             script: Read by bash from a file. Everything inside may read that file while the command runs.
             timeout_s: After this many seconds all processes are killed.
@@ -208,7 +214,8 @@ class Sandbox(Protocol):
             cwd: Absolute path inside; None is the image's `workdir`.
             stdin: Standard input, a pipe: what has been read from it is nowhere else inside. Or a descriptor
                 to read from, which may be a terminal.
-            waits: It waits for something outside most of the time, so it takes none of the backend's slots.
+            waits: It waits for something outside most of the time, so it takes none of the backend's slots;
+                where the image keeps processes, others run beside it.
             user: Name or number of a user of an image with `root` or `container`; None is the image's.
 
         Raises ConfigurationError: the sandbox has no other users, or takes no descriptor.
@@ -257,6 +264,10 @@ class Sandbox(Protocol):
 
         Raises SandboxFileError: they do not fit the limits.
         """
+        ...
+
+    async def end_processes(self) -> None:
+        """End what commands have left running, as `diff`, `snapshot`, `restore` and `fork` do first."""
         ...
 
     async def snapshot(self) -> Snapshot: ...
@@ -320,7 +331,14 @@ class SandboxBackend(Protocol):
         ...
 
 
-def check_image(image: Image, *, forbidden: str = "", network: bool = False, own_root: bool = False) -> None:
+def check_image(
+    image: Image,
+    *,
+    forbidden: str = "",
+    network: bool = False,
+    own_root: bool = False,
+    keeps_processes: bool = False,
+) -> None:
     """Raises ConfigurationError: a bind's source is not there, its place inside is no absolute path, or the
     image asks for what its backend has not.
 
@@ -329,7 +347,12 @@ def check_image(image: Image, *, forbidden: str = "", network: bool = False, own
             reads them as its own.
         network: Whether the settings give images the network.
         own_root: Whether images have `root`.
+        keeps_processes: Whether processes can outlive their command.
     """
+    if image.keeps_processes and not keeps_processes:
+        raise ConfigurationError(
+            "the image asks that processes outlive their command: `bubblewrap`, `podman` and `docker` do that"
+        )
     if image.network and not network:
         raise ConfigurationError("the image asks for the network: the backend's `network: true` allows it")
     if image.root is not None and not own_root:

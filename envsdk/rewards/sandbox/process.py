@@ -4,9 +4,9 @@
 
 `end` may be called at any time and any number of times; the first reason counts.
 
-The first process of a namespace outlives the launcher that made it, and nobody would bury it where the
-machine's own first process does not, as in a container without an init. So this process adopts orphans while
-such launchers run, and buries those whose handles it holds; it asks for no other child.
+The first process of a namespace, or of a command in it, outlives the launcher that made it, and nobody would
+bury it where the machine's own first process does not, as in a container without an init. So this process
+adopts orphans while such launchers run, and buries those whose handles it holds; it asks for no other child.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from envsdk.rewards.sandbox.output import HeadTail
 _PR_SET_CHILD_SUBREAPER = 36
 GONE_TIMEOUT_S = 20.0
 """How long killed processes may take to end; longer is a fault of the machine, such as a disk that hangs."""
+MAX_PIPE_READS = 16
+"""The largest pipe that a user may have, in pieces of what is read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,10 @@ class Process:
     _started: float
     _status: _Status = field(default_factory=_Status)
     _inside_fd: int | None = None
+    _is_inside: asyncio.Event = field(default_factory=asyncio.Event)
+    _drains: list[subprocess.Popen[bytes]] | None = None
+    _is_open: bool = True
+    """Whether something may still print."""
     _returncode: int | None = None
     _reason: ExecEnd | None = None
     _deadline: asyncio.TimerHandle | None = None
@@ -93,11 +99,14 @@ class Process:
         status: tuple[int, int] | None,
         keep: int,
         max_output: int,
+        drains: list[subprocess.Popen[bytes]] | None = None,
     ) -> Self:
         """Start `argv` in a session of its own.
 
         Args:
             stdin: Descriptor that becomes its standard input.
+            drains: Gets a process that reads on, and forgets, where others still print at the end: a closed
+                pipe would end a server with the first line of its log.
             status: Read and write end of the pipe given to `--json-status-fd`; both are taken over.
         """
         loop = asyncio.get_running_loop()
@@ -141,6 +150,7 @@ class Process:
             _loop=loop,
             _gone=loop.create_future(),
             _started=started,
+            _drains=drains,
         )
         self._watch(self._output_fd, self._on_output)
         if self._status_fd is not None:
@@ -148,15 +158,36 @@ class Process:
         loop.add_reader(self._exit_fd, self._on_exit)
         return self
 
+    @property
+    def reason(self) -> ExecEnd | None:
+        """Why `end` was called first; None: it was not."""
+        return self._reason
+
+    @property
+    def inside_pid(self) -> int | None:
+        """The first process that a launcher has started inside, as this machine calls it."""
+        return self._status.child_pid
+
+    async def inside(self) -> int | None:
+        """Wait for `inside_pid`; None: the launcher has ended without one."""
+        await self._is_inside.wait()
+        return self.inside_pid
+
+    async def gone(self) -> None:
+        """Wait for the end, as `finish` does."""
+        await asyncio.shield(self._gone)
+
     def end(self, reason: ExecEnd) -> None:
         """Kill everything, for this reason."""
         if self._returncode is None:
             self._reason = self._reason or reason
             self._expect_the_end()
             # The launcher's group holds bubblewrap and, until it starts a session, the child; afterwards the
-            # child dies with bubblewrap, and with the child its PID namespace.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            # child dies with bubblewrap, and with the child its PID namespace: but not its group, where it
+            # has joined another's namespace.
+            for group in (self.inside_pid or self.pid, self.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
 
     async def finish(self, timeout_s: float) -> Finished:
         """Wait for the end, by itself or by a limit; nothing is running afterwards.
@@ -215,7 +246,8 @@ class Process:
         while chunk := _ready(self._status_fd):
             self._status.feed(chunk)
             if self._inside_fd is None and self._status.child_pid is not None:
-                self._inside_fd = _open_init(self._status.child_pid)
+                self._inside_fd = _open_child(self._status.child_pid, self.pid)
+                self._is_inside.set()
         return chunk != b""
 
     def _on_exit(self) -> None:
@@ -236,8 +268,13 @@ class Process:
         # What a launcher was about to start when it was killed is of its group.
         _bury(os.P_PGID, self.pid)
         # What is left, without waiting for the end of the file: a fork of this process may hold the pipe.
-        while self._kept.total <= self._max_output and (chunk := _ready(self._output_fd)):
-            self._kept.feed(chunk)
+        for _ in range(MAX_PIPE_READS):  # others may be printing
+            if chunk := _ready(self._output_fd):
+                self._kept.feed(chunk)
+            else:
+                self._is_open = chunk is None
+                break
+        self._is_inside.set()
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -246,6 +283,10 @@ class Process:
             if descriptor is not None:
                 self._loop.remove_reader(descriptor)
         assert self._popen.stdout is not None
+        if self._drains is not None and self._is_open:
+            os.set_blocking(self._output_fd, True)
+            pipe, quiet = self._popen.stdout, subprocess.DEVNULL
+            self._drains.append(subprocess.Popen(["cat"], stdin=pipe, stdout=quiet, stderr=quiet))
         self._popen.stdout.close()
         if self._status_fd is not None:
             _orphans.leave()
@@ -334,18 +375,15 @@ def _bury(kind: int, which: int) -> None:
             pass
 
 
-def _open_init(pid: int) -> int | None:
-    """A handle on the first process of a PID namespace, which ends last; None: it has ended."""
+def _open_child(pid: int, launcher: int) -> int | None:
+    """A handle on the process that a launcher has started inside; None: it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    try:
-        with open(f"/proc/{pid}/status") as status:
-            nested = next((line for line in status if line.startswith("NSpid:")), "").split()
-    except OSError:
-        nested = []
-    if len(nested) >= 3 and nested[-1] == "1":
-        return handle
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        parent = next((line for line in status if line.startswith("PPid:")), "").split()
+        if parent and int(parent[1]) in (launcher, os.getpid()):  # or the number is another process's by now
+            return handle
     os.close(handle)
     return None

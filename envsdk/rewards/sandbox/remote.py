@@ -2,7 +2,7 @@
 Kubernetes have in common.
 
 A container has a first process that only waits. Each command is a shell of its own next to it, fed the
-script on standard input; when it ends, it kills whatever else is running.
+script on standard input; when it ends, it kills whatever else is running, unless the image keeps it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,20 @@ echo "$1"
 keep=$3
 head -c "$6" > /dev/shm/.command-$UID || exit 125
 ulimit -f "$4" -n "$5" -c 0
+[ -z "$7" ] || echo $$ > "$7"
 (cd -- "$2" && exec bash /dev/shm/.command-$UID)
 code=$?
+if [ "$7" ]; then rm -f "$7"; exit $code; fi
 {END_ALL}
 exit $code
 """
 """$1: a line to print first, which tells that the container answered; $2: folder; $3: process to spare; $6:
-how many bytes of standard input are the script; the rest is what the script reads."""
+how many bytes of standard input are the script; the rest is what the script reads; $7: file for the number
+of the process group, where others are to go on."""
+_RUN_ON = '[ -z "$3" ] || echo $$ > "$3"; cd -- "$1" && exec bash -c "$2"'
 
 _CLEAN_UP = f"keep=$1\n{END_ALL}\nexit 0\n"
+_END_GROUP = 'kill -9 -- -"$(cat "$2")" 2> /dev/null; rm -f "$2"'
 _AFTER_SIGNAL = f"until [ -e {ENDED} ]; do sleep 0.05; done; rm {ENDED}\n{_CLEAN_UP}"
 _CLEAN_UP_TIMEOUT_S = 60.0
 _CLEAN_UP_INTERVAL_S = 0.2
@@ -150,6 +155,8 @@ class RemoteSandbox(ShellSandbox):
     relays_binds: bool = False
     """Whether `image.binds` are laid anew, as copies, before every command: the backend cannot mount."""
     _disk_at_start: int = 0
+    _users: set[str | None] = field(default_factory=set)
+    """Whom commands have run as."""
     _kills: int = 0
     """Processes that the kernel had killed for lack of memory when it was last asked."""
 
@@ -164,16 +171,18 @@ class RemoteSandbox(ShellSandbox):
 
     async def _run(self, work: Work) -> Finished:
         answer = f"{secrets.token_hex(8)}\n"
+        group = f"/dev/shm/.group-{answer.strip()}" if self.image.keeps_processes else ""
         given = work.stdin
+        self._users.add(work.user)
         if isinstance(given, int):
-            return await self._run_on(given, work)
+            return await self._run_on(given, work, group)
         if isinstance(given, bytes) and not work.is_ours:
             if self.relays_binds:
                 await self._lay_binds()
             command = work.script.encode("utf-8", "surrogateescape")
             waiting = self.container.waiting_process
             sizes = (self.limits.file_mb << 10, self.limits.open_files, len(command))
-            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes)]
+            argv = ["bash", "-c", _RUN, "bash", answer.strip(), work.cwd, waiting, *map(str, sizes), group]
             given = command + given
         else:
             argv = ["bash", "-c", f"echo {answer}{work.script}"]
@@ -181,19 +190,19 @@ class RemoteSandbox(ShellSandbox):
             async with as_file(given) as stdin:
                 finished = await self.container.shell(_shell(work, argv, stdin, answer))
         except asyncio.CancelledError:
-            await self._clean_up(work.user)
+            await self._clean_up(work.user, group)
             raise
-        if finished.reason is not ExecEnd.EXIT or finished.returncode >= 128:
-            await self._clean_up(work.user)
+        if finished.reason is not ExecEnd.EXIT or (finished.returncode >= 128 and not group):
+            await self._clean_up(work.user, group)
         answered = finished.output.drop_start(answer.encode())
         return replace(finished, reason=await self._reason(work, finished, answered))
 
-    async def _run_on(self, descriptor: int, work: Work) -> Finished:
-        argv = ["bash", "-c", 'cd -- "$1" && exec bash -c "$2"', "bash", work.cwd, work.script]
+    async def _run_on(self, descriptor: int, work: Work, group: str) -> Finished:
+        argv = ["bash", "-c", _RUN_ON, "bash", work.cwd, work.script, group]
         try:
             return await self.container.shell(_shell(work, argv, descriptor))
         finally:
-            await self._clean_up(work.user)
+            await self._clean_up(work.user, group)
 
     async def _reason(self, work: Work, ended: Finished, answered: bool) -> ExecEnd:
         if not answered:
@@ -211,10 +220,20 @@ class RemoteSandbox(ShellSandbox):
     async def is_full(self) -> bool:
         return await self.container.disk_bytes() - self._disk_at_start > self.limits.disk_mb << 20
 
-    async def _clean_up(self, user: str | None) -> None:
-        """Kill what a command that was cut off has left; a container in which that fails is removed."""
+    async def end_processes(self) -> None:
+        if self.image.keeps_processes:
+            async with self._in_use():
+                for user in self._users:
+                    await self._clean_up(user)
+
+    async def _clean_up(self, user: str | None, group: str = "") -> None:
+        """Kill what a command that was cut off has left; a container in which that fails is removed.
+
+        Args:
+            group: The file with the number of the only process group to kill.
+        """
         with contextlib.suppress(OSError, SandboxError):
-            if await self._ran(_CLEAN_UP, user):
+            if await self._ran(_END_GROUP if group else _CLEAN_UP, user, group):
                 return
             if await self.container.end_all():
                 # What is to be killed may leave no process, and little time, to the shell that looks.
@@ -226,9 +245,9 @@ class RemoteSandbox(ShellSandbox):
                     await asyncio.sleep(_CLEAN_UP_INTERVAL_S)
         await self.container.remove()
 
-    async def _ran(self, script: str, user: str | None) -> bool:
+    async def _ran(self, script: str, user: str | None, group: str = "") -> bool:
         """Whether a script that cleans up came to its end."""
-        argv = ["bash", "-c", script, "bash", self.container.waiting_process]
+        argv = ["bash", "-c", script, "bash", self.container.waiting_process, group]
         ended = await self.container.shell(Shell(argv=argv, user=user, timeout_s=_CLEAN_UP_TIMEOUT_S))
         return ended.reason is ExecEnd.EXIT and ended.returncode == 0
 
@@ -244,6 +263,7 @@ class RemoteSandbox(ShellSandbox):
             yield script, archive
 
     async def snapshot(self) -> Snapshot:
+        await self.end_processes()
         async with self._in_use(), self.slots:
             return await self.container.keep()
 
@@ -295,6 +315,7 @@ class RemoteBackend(ABC):
     forbidden_in_binds: ClassVar[str] = ""
     """Characters that no path of `Image.binds` may have."""
     gives_network: bool = False
+    keeps_processes: ClassVar[bool] = False
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._starts = asyncio.Semaphore(settings.starts_at_once)
@@ -318,7 +339,12 @@ class RemoteBackend(ABC):
                 self._is_probed = True
 
     async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
-        check_image(image, forbidden=self.forbidden_in_binds, network=self.gives_network)
+        check_image(
+            image,
+            forbidden=self.forbidden_in_binds,
+            network=self.gives_network,
+            keeps_processes=self.keeps_processes,
+        )
         await self.probe()
         return await self._start(image, limits or Limits())
 

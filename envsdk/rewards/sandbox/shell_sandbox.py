@@ -118,7 +118,8 @@ class ShellSandbox(ABC):
             limits=self.limits,
             user=user,
         )
-        async with self._lock:
+        is_beside = waits and self.image.keeps_processes
+        async with contextlib.nullcontext() if is_beside else self._lock:
             if self._is_gone():
                 return ExecResult.infrastructure("the sandbox is closed, or its folder was deleted")
             try:
@@ -160,6 +161,9 @@ class ShellSandbox(ABC):
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> Sandbox:
         raise SandboxError(f"sandbox {self.id}: its backend has no forks; snapshot and restore it instead")
+
+    async def end_processes(self) -> None:
+        return None
 
     async def is_full(self) -> bool:
         return False

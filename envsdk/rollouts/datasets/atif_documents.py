@@ -54,15 +54,8 @@ _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
 _ARRAYS = ("ids", "response_mask", "behavior_logprobs", "versions")
 _PLAIN = (
-    "group_id",
-    "seed",
-    "success",
-    "started_at",
-    "ended_at",
-    "generate_s",
-    "env_s",
-    "worker",
-    "task_name",
+    *("group_id", "seed", "success", "started_at", "ended_at"),
+    *("generate_s", "env_s", "worker", "task_name"),
 )
 
 

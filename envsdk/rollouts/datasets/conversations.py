@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 
 from envsdk.base.store.shards import MANIFEST
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.prompts import Message
+from envsdk.contracts.prompts import Line, Message
 from envsdk.contracts.segments import num_given_replies
-from envsdk.contracts.trajectory import Outcome
+from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset, session_files
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
-_COLUMN, _GIVEN = "messages", "num_given_replies"
+_COLUMN, _GIVEN, _TOOLS = "messages", "num_given_replies", "tools"
 _SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -34,11 +34,17 @@ _SUFFIXES = (".jsonl", ".parquet")
 class Conversation:
     """A segment of an episode as messages; at least one is the assistant's."""
 
-    messages: Sequence[Message]
+    line: Line
     num_given_replies: int = 0
-    """How many of the assistant's first messages an earlier conversation has: they are not learned here."""
+    """How many of the assistant's first messages are not learned here: those of an earlier conversation, and
+    worked examples."""
     beginning: Sequence[Message] | None = None
     """The episode's first conversation; None: this one."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """All of them."""
+        return self.line.messages
 
     @property
     def task(self) -> str:
@@ -97,12 +103,17 @@ def _of_dataset(dataset: DataSet, filters: EpisodeFilters) -> Iterator[Conversat
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             continue
         if filters.reason_to_drop(trajectory) is None:
-            segments = trajectory.segments()
-            beginning = trajectory.to_messages(segments[0])
-            for segment in segments:
-                messages = trajectory.to_messages(segment)
-                num_given = num_given_replies(messages, segment)
-                yield Conversation(messages=messages, num_given_replies=num_given, beginning=beginning)
+            yield from conversations_of(trajectory)
+
+
+def conversations_of(trajectory: Trajectory) -> Iterator[Conversation]:
+    """One for each of its segments."""
+    beginning = None
+    for segment in trajectory.segments():
+        line = trajectory.line(segment)
+        num_given = num_given_replies(line.messages, segment)
+        yield Conversation(line=line, num_given_replies=num_given, beginning=beginning)
+        beginning = beginning or line.messages
 
 
 def _of_file(path: Path) -> Iterator[Conversation]:
@@ -115,7 +126,13 @@ def _of_file(path: Path) -> Iterator[Conversation]:
                 raise ConfigurationError(
                     f"--data: {path}, row {number}: {_GIVEN} is no number: {num_given!r}"
                 )
-            yield Conversation(messages=messages, num_given_replies=num_given)
+            system = ""
+            if [each["role"] for each in messages[:2]] == ["system", "user"]:
+                system, *messages = messages[0]["content"], *messages[1:]
+            yield Conversation(
+                line=Line(system=system, spoken=messages, tools=_tools(row, f"{path}, row {number}")),
+                num_given_replies=num_given,
+            )
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
@@ -139,7 +156,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
             if _COLUMN not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names)
                 raise ConfigurationError(f"--data: {path} has no column `{_COLUMN}`; it has {columns}")
-            known = [name for name in (_COLUMN, _GIVEN) if name in file.schema_arrow.names]
+            known = [name for name in (_COLUMN, _GIVEN, _TOOLS) if name in file.schema_arrow.names]
             for batch in file.iter_batches(columns=known):
                 yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:
@@ -165,3 +182,15 @@ def _message(message: Any, where: str) -> Message:
             "tool calls and images are not learned"
         )
     return {"role": role, "content": content}
+
+
+def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
+    """The functions that a conversation's first prompt shows: a list, or its JSON text."""
+    tools = row.get(_TOOLS) or []
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError as error:
+        raise ConfigurationError(f"--data: {where}: {_TOOLS} is not JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise ConfigurationError(f"--data: {where}: {_TOOLS} is no list: {tools!r}")
+    return tools

@@ -131,9 +131,9 @@ def _write_parquet(
 class Messages(RowFormat):
     """`{"messages": [...]}` in JSON lines, as TRL's trainers and chat templates read it.
 
-    A row is a segment of an episode. Beside the messages: tag, split, index, seed, success and reward of the
-    episode, and how many of the first replies an earlier row of it has. Episodes that failed or have no turn
-    are left out.
+    A row is a segment of an episode. Beside the messages: its `tools` as JSON text, tag, split, index, seed,
+    success and reward of the episode, and how many of the first replies are not learned in this row. Episodes
+    that failed or have no turn are left out.
     """
 
     name = "messages"
@@ -142,9 +142,10 @@ class Messages(RowFormat):
         if trajectory.outcome is Outcome.FAILED or not trajectory.turns:
             return
         for segment in trajectory.segments():
-            messages = tag.messages(trajectory.turns, segment.numbers)
+            messages = tag.line(trajectory.turns, segment.numbers).messages
             yield {
                 "messages": messages,
+                "tools": json.dumps(trajectory.tools, ensure_ascii=False) if trajectory.tools else None,
                 "tag": trajectory.task.tag,
                 "split": trajectory.task.split,
                 "index": trajectory.task.index,
@@ -162,6 +163,7 @@ class MessagesParquet(Messages):
     schema = pa.schema(
         [
             ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+            ("tools", pa.string()),
             ("tag", pa.string()),
             ("split", pa.string()),
             ("index", pa.int64()),

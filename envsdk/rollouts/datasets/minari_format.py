@@ -125,8 +125,9 @@ def _storage(
 ) -> MinariStorage:
     from minari.dataset.minari_storage import MinariStorage
 
+    # Its `get_size` joins a relative path twice.
     return MinariStorage.new(
-        data,
+        data.absolute(),
         observation_space=observations,
         action_space=actions,
         env_spec=spec,

@@ -2,7 +2,7 @@
 
 dataset = open_dataset(Path("demos"))       # a collection, a run's folder, or sessions of `envsdk serve`
 for trajectory in dataset.episodes():
-    dataset.tags[trajectory.task.tag].messages(trajectory.turns)
+    dataset.tags[trajectory.task.tag].line(trajectory.turns).messages
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from envsdk.base.processes.forked import check_guard
 from envsdk.base.settings.options import Count, Option, Options, split_names
 from envsdk.base.store.atomic import make_folder, remove_leftovers
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
@@ -109,6 +110,8 @@ def collect(
         ConfigurationError: An option is wrong, or the folder holds a different collection.
         StorageError: The folder cannot be written or is damaged.
     """
+    if supervised or options.num_workers > 1:
+        check_guard()
     _check(options, form)
     samples, filters = options.samples_per_task, options.filters
     resolved = resolve_source(options.source, options.overrides)

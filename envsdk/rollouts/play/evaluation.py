@@ -24,13 +24,14 @@ from pydantic import Field
 
 from envsdk.base.display.scores import MAX_FAILED_SHARE, too_many_failed
 from envsdk.base.plugins import plugin_names
+from envsdk.base.processes.forked import check_guard
 from envsdk.base.processes.supervised import Share, play_supervised
 from envsdk.base.settings.options import Argument, Count, Option, split_names
 from envsdk.base.settings.problems import describe
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.base.store.shards import fingerprint, utc_now
 from envsdk.base.store.source_digest import source_digest
-from envsdk.base.store.tally import Tally, results_by_role, wilson_interval
+from envsdk.base.store.tally import Tally, results_by_role, unscorable, wilson_interval
 from envsdk.config import RunConfig
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import short_name
@@ -38,6 +39,7 @@ from envsdk.config.plugins import POLICIES, arguments, environment_class, enviro
 from envsdk.config.rlvr import PROMPTS_ENV, source_of
 from envsdk.config.role_models import Opponent
 from envsdk.config.section_checks import BUILT_IN
+from envsdk.config.start_checks import prompt_notes
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.players import POLICY, Result
 from envsdk.contracts.trajectory import Task, Trajectory
@@ -72,6 +74,8 @@ class Evaluation:
     """In the order of the task list, tag by tag; samples of a task side by side."""
     max_failed_share: float = MAX_FAILED_SHARE
     """The configuration's."""
+    notes: Sequence[str] = ()
+    """Which rows of prompt data were not asked, and why."""
     log: Path | None = None
     """Folder of the log, a data set of all episodes; None when nothing was written."""
 
@@ -139,6 +143,7 @@ class Evaluation:
             "config": self.config,
             "versions": self.versions,
             **({"difference": difference.to_json()} if difference else {}),
+            "notes": [*self.notes, *filter(None, [unscorable(self.trajectories)])],
             "total": {**_scores(self.total), **self._passes(None)},
             "by_tag": {tag: {**_scores(tally), **self._passes(tag)} for tag, tally in self.by_tag.items()},
             **({"by_role": [_wins(*each) for each in self.by_role.items()]} if self.by_role else {}),
@@ -217,6 +222,8 @@ def evaluate(
     those of `envsdk.rollouts.play.collection.collect`. Failed episodes are part of the result.
     Raises ConfigurationError.
     """
+    if supervised:
+        check_guard()
     spec = spec or _spec_of(options)
     source = source_of_evaluation(options, spec)
     if options.opponent is not None:
@@ -278,6 +285,7 @@ def evaluate(
         versions=versions if log is None else log.manifest.versions,
         trajectories=[ended[each] for each in sorted(tasks, key=lambda each: (order[tasks[each].tag], each))],
         max_failed_share=source.config.max_failed_share,
+        notes=prompt_notes(source.config),
         log=folder,
     )
 

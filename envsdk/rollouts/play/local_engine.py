@@ -24,6 +24,7 @@ from envsdk.rollouts.play.model import check_model, find_model_folder, load_weig
 from envsdk.rollouts.play.options import in_python
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH
+from envsdk.weights.folders import finite
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig
@@ -225,7 +226,7 @@ def _detached(weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in weights.items():
         if not isinstance(name, str):
             raise EngineError(f"weight names are texts, not {name!r}")
-        yield name, value.detach() if hasattr(value, "detach") else value
+        yield name, finite(name, value.detach() if hasattr(value, "detach") else value)
 
 
 async def on_engine_loop(waiting: Coroutine[Any, Any, Result]) -> Result:

@@ -76,7 +76,7 @@ class Trajectories(Sequence[Trajectory]):
             folder: A new or empty one; it is complete or absent. Nothing is overwritten.
             policy: Name of who played, for the record.
 
-        What files do not keep: `tools`, and the traceback of a failure.
+        Files do not keep the traceback of a failure.
 
         Raises:
             ConfigurationError: The folder holds something already, there are no episodes, one does not know

@@ -330,12 +330,12 @@ HELD_IN_PLACE = (
     "tests_laid_before",
     "tests_bound_to_be_overwritten",
 )
-"""What does not pay even where the verifier shares the agent's box."""
+"""What does not pay even where the verifier shares the agent's box, and processes end with their command."""
 
 
 @pytest.mark.parametrize("name", by_day(["rewards_written_before"], HELD_IN_PLACE))
 async def test_what_is_held_in_place(name: str, tmp_path: Path) -> None:
-    env = make(attacked(tmp_path, TRUSTING, SHARED))
+    env = make(attacked(tmp_path, TRUSTING, SHARED), keeps_processes="process" not in name)
     _, paid, info = await play(env, ATTACKS[name].command)
     await env.close()
     assert (paid, info["checked"]) == (0.0, "checked in place"), info

@@ -286,7 +286,12 @@ async def test_a_task_of_a_folder_must_pay_its_solution_and_more_than_nothing(tm
     with pytest.raises(ConfigurationError) as error:
         await play(make(task, validate=True))
     assert "; solve.sh: It ended with code 3. no curl; its verifier printed: no" in str(error.value)
-    assert "nothing runs between commands here, as solve.sh may need (`nohup `)" in str(error.value)
+    dockerfile = 'FROM python:3.12\nWORKDIR /app\nENTRYPOINT ["/serve"]\n'
+    write_task(task, {"environment/Dockerfile": dockerfile})
+    with pytest.raises(
+        ConfigurationError, match="doing nothing 1; the ENTRYPOINT of its Dockerfile does not run"
+    ):
+        await play(make(task, validate=True))
     write_task(task, {"solution/solve.sh": "exit 3", "tests/test.sh": "#!/bin/bash\ntrue\n"})
     with pytest.raises(ConfigurationError, match=r"its own solution gets no reward: neither.*; solve.sh: It"):
         await play(make(task, validate=True))

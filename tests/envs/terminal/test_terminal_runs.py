@@ -67,13 +67,14 @@ def test_a_key_that_changes_nothing_is_said_before_episodes_are_played(
 def test_each_task_that_fails_is_named_with_why_and_none_of_them_is_scored(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, files in {
+    given: dict[str, dict[str, str | None]] = {
         "good": {"tests/test.sh": "[ -e /app/done ]; echo $((1 - $?)) > /logs/verifier/reward.txt"},
         "pays/nobody": {"tests/test.sh": "echo 0 > /logs/verifier/reward.txt"},
         "says/nothing": {"tests/test.sh": "exit 3"},
         "lacks/one": {"solution/solve.sh": None},
         "lacks/other": {"solution/solve.sh": None},
-    }.items():
+    }
+    for name, files in given.items():
         write_task(tmp_path / "tasks" / name, {"solution/solve.sh": "touch /app/done", **files})
     arguments = (f"data={tmp_path / 'tasks'}", 'backend_settings={images: {"*": host}}', "split=all")
     options = {"policy": "oracle", "num_episodes": 5, "out": tmp_path / "log", "json_file": tmp_path / "json"}

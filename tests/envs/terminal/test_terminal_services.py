@@ -17,7 +17,7 @@ import yaml
 from envsdk.envs.terminal.env import TerminalEnv
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.rewards.sandbox import SandboxError
-from tests.envs.terminal.harbor_folders import write_task
+from tests.envs.terminal.harbor_folders import IN_PLACE, SEPARATE, SERVE, write_task
 from tests.envsdk.rewards.sandbox.engines import IMAGE, Engine, open_engine
 
 pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module")]
@@ -231,3 +231,15 @@ async def test_the_services_of_a_killed_program_are_swept(engine: Engine, tmp_pa
     await other.probe()
     assert left(engine) == []
     await other.aclose()
+
+
+@pytest.mark.parametrize("files", [IN_PLACE, SEPARATE], ids=["in_place", "separate"])
+async def test_a_service_that_is_left_running_in_a_container_is_there_when_it_is_checked(
+    files: dict[str, str | None], engine: Engine, tmp_path: Path
+) -> None:
+    dockerfile = f"FROM {IMAGE}\nRUN mkdir /srv\nWORKDIR /app\n"
+    task = write_task(tmp_path / "task", {**files, "environment/Dockerfile": dockerfile})
+    env = env_of(task, engine, validate=True)
+    assert (await played(env, SERVE))[0] == 1.0
+    assert (await played(env, SERVE, "kill -9 -1"))[0] == 0.0
+    assert left(engine) == []

@@ -152,7 +152,35 @@ def test_an_episode_that_ends_without_a_reward_is_not_solved(moves, success):
     assert info["success"] is success is (reward > 0)
 
 
-def test_what_the_environment_says_of_success_counts_where_nothing_else_is_said():
+@pytest.mark.parametrize(
+    ("num_turns", "threshold", "expected"), [(3, 4, False), (4, 4, True), (3, None, False)]
+)
+def test_a_reward_in_every_turn_is_no_success_below_the_threshold(num_turns, threshold, expected):
+    """CartPole pays for each step, the one with which the pole falls included."""
+
+    class Paying(gymnasium.Env):
+        observation_space, action_space = gymnasium.spaces.Discrete(9), gymnasium.spaces.Discrete(2)
+        spec = (
+            None
+            if threshold is None
+            else gymnasium.envs.registration.EnvSpec("toy/Paying-v0", reward_threshold=threshold)
+        )
+
+        def reset(self, *, seed=None, options=None):
+            self.turn = 0
+            return 0, {}
+
+        def step(self, action):
+            self.turn += 1
+            return self.turn, 1.0, self.turn == num_turns, False, {}
+
+    env = GymnasiumEnv(Paying(), render=lambda env, observation: str(observation))
+    env.reset(seed=0)
+    *_, info = [env.step("<answer>0</answer>")[4] for _ in range(num_turns)]
+    assert info["success"] is expected
+
+
+def test_success_is_what_the_configuration_says_of_success_counts_where_nothing_else_is_said():
     env = make_gymnasium_env(id="envsdk/Sokoban-v1")
     ours = envsdk.make("envsdk/Sokoban-v1")
     env.reset(seed=5)

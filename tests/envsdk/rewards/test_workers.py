@@ -76,7 +76,6 @@ FAULTS = [
     ("recurse", "raised", "scoring it raised RecursionError"),
     ("exit", "raised", "scoring it raised SystemExit: 3"),
     ("nan", "raised", "must be finite"),
-    ("text", "raised", "must return a Reward, not str"),
     (f"die {signal.SIGSEGV}", "died", r"the scorer died on it \(signal 11\)"),
     (f"die {signal.SIGKILL}", "died", r"the scorer died on it \(signal 9\)"),
     ("leave 7", "died", r"the scorer died on it \(exit code 7\)"),
@@ -95,6 +94,14 @@ async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer() -> N
         assert workers.counts.faults == Counter(kind for _, kind, _ in FAULTS)
         assert workers.counts.infrastructure == 0
     wait_until(lambda: not descendants())
+
+
+async def test_a_function_that_returns_no_reward_masks_the_episode_whatever_the_response() -> None:
+    async with opened() as workers:
+        with pytest.raises(RewardError, match="must return a Reward, not str"):
+            await workers.score(sample("text"))
+        assert (await workers.score(sample("yes"))).success, "the worker goes on"
+        assert (workers.counts.infrastructure, workers.counts.restarts) == (1, 0)
 
 
 async def test_when_the_reference_answer_fails_as_well_the_episode_is_masked() -> None:

@@ -78,6 +78,8 @@ def test_what_does_not_fit_is_refused_and_the_earlier_weights_stay(
         ({each: tensor for each, tensor in weights.items() if each != name}, rf"`{name}` is missing"),
         ({}, "is missing"),
         ({**weights, name: "nothing"}, rf"`{name}`.*tensor or an array"),
+        ({**weights, name: weights[name] * float("nan")}, rf"`{name}` has values that are NaN or infinite"),
+        ({**weights, name: (weights[name] / 0).numpy()}, rf"`{name}` has values that are NaN or infinite"),
         (tmp_path, "no weights in"),
         (torch.nn.Linear(1, 1), "from a Linear: give model.state_dict"),
     ]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.prompts import Line
 from envsdk.trainers.warm_start.imitation import imitation_trainer, mean_loss, tokens_of
 from tests.tiny_policies import write_tiny_policy
 
@@ -36,7 +37,7 @@ ROLES = st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), max_s
 @given(roles=ROLES)
 def test_the_tokens_are_those_of_the_whole_conversation(chat: ChatTokenizer, roles: list[str]) -> None:
     messages = messages_of(roles)
-    demo = tokens_of(messages, chat, 10_000)
+    demo = tokens_of(Line(spoken=messages), chat, 10_000)
     if "assistant" not in roles:
         assert demo is None
         return
@@ -51,7 +52,7 @@ def test_the_tokens_are_those_of_the_whole_conversation(chat: ChatTokenizer, rol
 def test_a_template_that_refuses_says_so(model: Path) -> None:
     chat = ChatTokenizer.load(model)
     with pytest.raises((jinja2.TemplateError, KeyError)):
-        tokens_of([{"role": "assistant"}], chat, 100)
+        tokens_of(Line(spoken=[{"role": "assistant"}]), chat, 100)
 
 
 def test_the_mean_loss_is_that_of_the_reply_tokens(model: Path, chat: ChatTokenizer) -> None:
@@ -60,7 +61,7 @@ def test_the_mean_loss_is_that_of_the_reply_tokens(model: Path, chat: ChatTokeni
     demos = [
         demo
         for number in range(3)
-        if (demo := tokens_of(messages_of(["user", "assistant"] * (1 + number)), chat, 256)) is not None
+        if (demo := tokens_of(Line(spoken=messages_of(["user", "assistant"] * (1 + number))), chat, 256))
     ]
     trainer = imitation_trainer(model, sequence_length=256, seed=0, num_steps=1, learning_rate=1e-3)
     expected, count = 0.0, 0
@@ -77,7 +78,8 @@ def test_the_mean_loss_is_that_of_the_reply_tokens(model: Path, chat: ChatTokeni
 
 def test_replies_that_are_given_are_not_learned(chat: ChatTokenizer) -> None:
     messages = messages_of(["user", "assistant", "user", "assistant"])
-    whole, rest = tokens_of(messages, chat, 1000), tokens_of(messages, chat, 1000, num_given_replies=1)
+    line = Line(spoken=messages)
+    whole, rest = tokens_of(line, chat, 1000), tokens_of(line, chat, 1000, num_given_replies=1)
     assert whole is not None
     assert rest is not None
     assert rest.ids.tolist() == whole.ids.tolist()

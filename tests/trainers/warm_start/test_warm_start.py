@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from envsdk.config import RunConfig, load_config
 from envsdk.contracts.chat import ChatTokenizer
 from envsdk.contracts.env import TextEnv
 from envsdk.contracts.failures import ConfigurationError, StorageError
+from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import AgentPrompts
 from envsdk.contracts.trajectory import Task, Trajectory, Turn
 from envsdk.envs.frozen_lake import FrozenLakeEnv
@@ -225,10 +227,10 @@ def test_only_training_tasks_are_demonstrated(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_prompt_longer_than_the_sequence_names_the_key_and_the_tag() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"sequence_length=16.*FrozenLake|FrozenLake.*sequence_length=16"
-    ):
+    with pytest.raises(ConfigurationError, match=r"prompt of tag '\w+' .*sequence_length=16: ") as refused:
         prepare(small_config("sequence_length=16"))
+    (needed,) = re.findall(r"raise sequence_length to at least (\d+)", str(refused.value))
+    prepare(small_config(f"sequence_length={needed}"))
 
 
 def test_an_environment_without_an_oracle_asks_for_a_model_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +321,11 @@ def test_a_long_demonstration_is_cut_after_a_whole_turn(chat: ChatTokenizer) -> 
     (cut,) = demonstrations_of(trajectory, chat, shown, len(whole.ids) - 1)
     assert cut.ids[-1] in chat.stop_token_ids
     assert np.array_equal(cut.ids, whole.ids[: len(cut.ids)])
-    assert demonstrations_of(trajectory, chat, shown, 3) == []
+    with pytest.raises(SequenceFull) as full:
+        demonstrations_of(trajectory, chat, shown, 3)
+    assert demonstrations_of(trajectory, chat, shown, full.value.num_needed)
+    with pytest.raises(SequenceFull):
+        demonstrations_of(trajectory, chat, shown, full.value.num_needed - 1)
 
 
 @given(count=st.integers(1, 60), size=st.integers(1, 20), epochs=st.integers(1, 3), seed=st.integers(0, 9))

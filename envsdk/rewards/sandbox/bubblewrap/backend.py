@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox.bubblewrap import cgroups, leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup
-from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER
+from envsdk.rewards.sandbox.bubblewrap.launch import RESOLVER, RUN
 from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.roots import (
     BASE_ENV,
@@ -241,7 +241,7 @@ class BubblewrapBackend:
             parts = lower_parts(prepared.layers, image.root)
             parts |= {"tree": [tree]} if image.tree is not None else {}
         stage = folder / "stage"
-        for name in ("", "base", "etc", *parts):
+        for name in ("", "base", "etc", "proc", "run", "shm", *parts):
             (stage / name).mkdir(mode=0o755)
         for number, source in enumerate(binds.values()):
             point = stage / f"b{number}"
@@ -265,7 +265,10 @@ class BubblewrapBackend:
             )
         if image.tree is not None and not image.tree.is_dir():
             raise ConfigurationError(f"the image's tree {image.tree} is no folder")
-        check_image(image, network=self.settings.network, own_root=True)
+        check_image(image, network=self.settings.network, own_root=True, keeps_processes=True)
+        for path in image.binds if image.keeps_processes else ():
+            if PurePosixPath(path).is_relative_to(RUN):
+                raise ConfigurationError(f"the image binds {path}: its processes write in {RUN}")
         if image.network and image.root is None:
             raise ConfigurationError(
                 "the network is for images with a `root`: build one, `images.build_image`"

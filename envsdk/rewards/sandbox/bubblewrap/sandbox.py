@@ -2,7 +2,7 @@
 
     made: a folder on disk -> exec: launcher and namespaces come and go -> ... -> close: the folder is deleted
 
-An idle sandbox holds no process, no mount and no memory.
+An idle sandbox holds no process, no mount and no memory, unless its image keeps processes: `kept.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -18,14 +19,16 @@ from pathlib import Path, PurePosixPath
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.bubblewrap import leases
 from envsdk.rewards.sandbox.bubblewrap.cgroups import Cgroup, CgroupRoot
+from envsdk.rewards.sandbox.bubblewrap.kept import Kept
 from envsdk.rewards.sandbox.bubblewrap.launch import (
     BASE_REPOSITORY,
     INSIDE_ID,
     SCRATCH,
     Command,
+    Host,
     System,
     bwrap_options,
-    launcher_argv,
+    in_memory_lines,
 )
 from envsdk.rewards.sandbox.bubblewrap.layers import Layers, Trees
 from envsdk.rewards.sandbox.bubblewrap.state import (
@@ -37,7 +40,7 @@ from envsdk.rewards.sandbox.bubblewrap.state import (
     bind_line,
 )
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch, Watched, allowed_usage, is_over
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, Snapshot
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot
 from envsdk.rewards.sandbox.process import Finished, Process
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, standard_input
 from envsdk.rewards.sandbox.threads import in_thread
@@ -99,19 +102,21 @@ class BubblewrapSandbox(ShellSandbox):
     """What is bound of the writable parts, where the image has a root."""
     _usage: Usage = field(default_factory=lambda: Usage(0, 0))
     _mounted: tuple[str, ...] = ()
-    _process: Process | None = None
+    _running: set[Process] = field(default_factory=set)
+    _kept: Kept | None = None
+    _beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @contextlib.asynccontextmanager
     async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, bytes]]:
         yield scripts.diff_script(BASE_REPOSITORY, SCRATCH), b""
 
     async def snapshot(self) -> Snapshot:
-        async with self._in_use():
+        async with self._at_rest():
             return replace(await in_thread(self.state.snapshot), usage=self._usage)
 
     async def restore(self, snapshot: Snapshot) -> None:
         assert isinstance(snapshot, LayerSnapshot)
-        async with self._in_use():
+        async with self._at_rest():
             left = await in_thread(self.state.restore, snapshot)
             self._usage = snapshot.usage
             # Not waited for: it takes longer than all else.
@@ -119,7 +124,7 @@ class BubblewrapSandbox(ShellSandbox):
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> BubblewrapSandbox:
         image = self.image if binds is None else replace(self.image, binds=binds)
-        async with self._in_use():
+        async with self._at_rest():
             made = await self.another(image, self.limits)
             try:
                 made._held = await in_thread(self.state.forked, made.state, self.shared.forked)
@@ -128,6 +133,17 @@ class BubblewrapSandbox(ShellSandbox):
                 raise
             made._usage = self._usage
             return made
+
+    async def end_processes(self) -> None:
+        async with self._at_rest():
+            pass
+
+    @contextlib.asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[None]:
+        """The sandbox, to itself, and none of its processes."""
+        async with self._in_use():
+            await self._end_kept()
+            yield
 
     async def is_full(self) -> bool:
         allowed = allowed_usage(self.limits, self._usage)
@@ -144,10 +160,11 @@ class BubblewrapSandbox(ShellSandbox):
     async def stop(self) -> bool:
         """End the running command and refuse all others; the files stay. False: that was done before."""
         first, self._closed = not self._closed, True
-        if self._process is not None:
-            self._process.end(ExecEnd.INFRASTRUCTURE)
+        for process in (*self._running, *([self._kept.process] if self._kept is not None else [])):
+            process.end(ExecEnd.INFRASTRUCTURE)
         async with self._lock:
             if first:
+                await self._end_kept()
                 try:
                     if self.cgroup is not None:
                         await asyncio.to_thread(self.cgroup.delete)
@@ -168,38 +185,93 @@ class BubblewrapSandbox(ShellSandbox):
             user = answer.output.text().strip()
             if answer.reason is not ExecEnd.EXIT or answer.returncode or not is_number(user):
                 return replace(answer, returncode=answer.returncode or 1)
+        kept = await self._joined(work) if self.image.keeps_processes else None
         async with standard_input(work) as stdin:
             with contextlib.ExitStack() as descriptors:
-                process = self._launch(descriptors, work, stdin, 0 if user == "root" else int(user))
-                watched = Watched(
-                    process=process,
-                    state=self.state,
-                    limits=work.limits,
-                    allowed=allowed_usage(work.limits, self._usage),
-                    cgroup=self.cgroup,
-                    kills_before=self.cgroup.kills() if self.cgroup else 0,
-                )
-            self._process = process
+                process = self._launch(descriptors, work, stdin, 0 if user == "root" else int(user), kept)
+            watched = kept.watched if kept is not None else self._watched(process)
+            watched.limits, watched.allowed = work.limits, allowed_usage(work.limits, self._usage)
+            self._running.add(process)
             try:
-                with self.shared.watch.over(watched):
+                with self.shared.watch.over(watched) if kept is None else kept.beside(process):
                     finished = await process.finish(work.timeout_s)
             finally:
-                self._process = None
+                self._running.discard(process)
             self._usage = await asyncio.to_thread(self.state.usage)
-        return replace(finished, reason=self._reason(finished, watched))
+        reason = self._reason(finished, watched, kept)
+        if kept is not None:
+            watched.limits, watched.allowed = self.limits, allowed_usage(self.limits, self._usage)
+            if reason in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT):
+                await self._end_kept()
+        return replace(finished, reason=reason)
 
-    def _reason(self, finished: Finished, watched: Watched) -> ExecEnd:
+    def _reason(self, finished: Finished, watched: Watched, kept: Kept | None) -> ExecEnd:
         if finished.reason is not ExecEnd.EXIT:
             return finished.reason
+        if kept is not None and kept.process.reason is not None:
+            return kept.process.reason
         if watched.kills():
             return ExecEnd.OUT_OF_MEMORY
         if is_over(self._usage, watched.allowed):
             return ExecEnd.DISK_LIMIT
         if finished.command_exited or (self.own_root and finished.output.text().startswith(NO_SHELL)):
             return ExecEnd.EXIT
-        return ExecEnd.INFRASTRUCTURE
+        # A process that another command has left may have killed the shell before it began.
+        return ExecEnd.EXIT if kept is not None and finished.returncode >= 128 else ExecEnd.INFRASTRUCTURE
 
-    def _launch(self, descriptors: contextlib.ExitStack, work: Work, stdin: int, user: int) -> Process:
+    def _watched(self, process: Process) -> Watched:
+        return Watched(
+            process=process,
+            state=self.state,
+            limits=self.limits,
+            allowed=allowed_usage(self.limits, self._usage),
+            cgroup=self.cgroup,
+            kills_before=self.cgroup.kills() if self.cgroup else 0,
+        )
+
+    async def _joined(self, work: Work) -> Kept | None:
+        """What a command joins; None: nothing runs beside it."""
+        async with self._beginning:
+            if work.compares or (self._kept is not None and not self._kept.goes_on):
+                await self._end_kept()
+            if self._kept is None and not work.compares:
+                self._kept = await self._begin()
+                if self._closed:
+                    raise SandboxError(f"sandbox {self.id} is closed")
+            return self._kept
+
+    async def _begin(self) -> Kept:
+        self._usage = await asyncio.to_thread(self.state.usage)
+        status = os.pipe()
+        process = Process.start(
+            self._host().first(status[1]),
+            env={"PATH": _LAUNCHER_PATH, leases.MARK: self.shared.lease},
+            pass_fds=(),
+            stdin=subprocess.DEVNULL,
+            status=status,
+            keep=1 << 12,
+            max_output=1 << 12,
+        )
+        return await Kept.begin(replace(self._watched(process), beside=set()), self.shared.watch)
+
+    async def _end_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            await kept.end()
+            for process in list(self._running):
+                await process.gone()
+
+    def _host(self) -> Host:
+        return Host(
+            owner=self.shared.owner,
+            fstab=self._fstab(),
+            cgroups=[self.cgroup.folder] if self.cgroup is not None else [],
+            network=self.image.network,
+        )
+
+    def _launch(
+        self, descriptors: contextlib.ExitStack, work: Work, stdin: int, user: int, kept: Kept | None
+    ) -> Process:
         """Start the launcher; `descriptors` closes this process's copies of what it is given."""
         script_fd = descriptors.enter_context(_memfd(work.script.encode("utf-8", "surrogateescape")))
         seccomp = self.shared.seccomp_own_root if self.own_root else self.shared.seccomp
@@ -226,26 +298,23 @@ class BubblewrapSandbox(ShellSandbox):
                 own_root=self.own_root,
                 user=user,
                 network=self.image.network,
+                joins=kept is not None,
             ),
         )
         args_fd = descriptors.enter_context(_memfd(options))
-        cgroups = [self.cgroup.folder] if self.cgroup is not None else []
+        if kept is None:
+            argv = self._host().launcher(args_fd, work.limits, work.cwd, own_root=bool(self.own_root))
+        else:
+            argv = self._host().joining(kept.process.pid, kept.first, args_fd, work.limits, work.cwd)
         return Process.start(
-            launcher_argv(
-                self.shared.owner,
-                self._fstab(),
-                cgroups,
-                args_fd,
-                work.limits,
-                work.cwd,
-                own_root=bool(self.own_root),
-            ),
+            argv,
             env={"PATH": _LAUNCHER_PATH, leases.MARK: self.shared.lease},
             pass_fds=[fd for fd in (script_fd, args_fd, seccomp_fd) if fd is not None],
             stdin=stdin,
             status=status,
             keep=work.keep,
             max_output=work.limits.output_bytes,
+            drains=kept.drains if kept is not None else None,
         )
 
     def _fstab(self) -> Path:
@@ -258,6 +327,7 @@ class BubblewrapSandbox(ShellSandbox):
                 bind_line(str(self.tree), "base", read_only=True),
                 bind_line(str(self.shared.etc), "etc", read_only=True),
                 *(bind_line(str(source), f"b{number}") for number, source in enumerate(self.binds.values())),
+                *(in_memory_lines(self.shared.owner, self.limits) if self.image.keeps_processes else ()),
             ]
             file.write_text("\n".join([*fixed, *lines]) + "\n")
             self._mounted = lines

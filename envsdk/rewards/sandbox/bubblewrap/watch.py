@@ -22,13 +22,15 @@ from envsdk.rewards.sandbox.process import Process
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
+REST_S = 1.0
+"""Between two looks at processes that outlive their commands, while no command runs."""
 DISK_SHARE = 0.05
 """How much of the time one sandbox's files may be counted: a large tree is looked at less often."""
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """One running command and what it may use."""
+    """One running command, or all that join one first process, and what they may use."""
 
     process: Process
     state: OverlayState
@@ -38,6 +40,17 @@ class Watched:
     cgroup: Cgroup | None
     kills_before: int = 0
     next_look: float = 0.0
+    beside: set[int] | None = None
+    """Launchers of the commands that join its processes; None: none can."""
+
+    @property
+    def pids(self) -> set[int]:
+        return {self.process.pid, *(self.beside or ())}
+
+    @property
+    def rests(self) -> bool:
+        """Whether no command runs."""
+        return self.beside is not None and not self.beside
 
     def kills(self) -> int:
         return self.cgroup.kills() - self.kills_before if self.cgroup is not None else 0
@@ -76,10 +89,13 @@ class Watch:
 
 def _over_limits(running: Sequence[Watched]) -> list[tuple[Watched, ExecEnd]]:
     found = []
-    uncounted = {watched.process.pid for watched in running if watched.cgroup is None}
+    now = time.monotonic()
+    running = [watched for watched in running if not watched.rests or now >= watched.next_look]
+    uncounted = {pid for watched in running if watched.cgroup is None for pid in watched.pids}
     memory = memory_by_ancestor(uncounted) if uncounted else {}
     for watched in running:
-        if watched.kills() or memory.get(watched.process.pid, 0) > watched.limits.memory_mb << 20:
+        held = sum(memory.get(pid, 0) for pid in watched.pids)
+        if watched.kills() or held > watched.limits.memory_mb << 20:
             found.append((watched, ExecEnd.OUT_OF_MEMORY))
         elif time.monotonic() >= watched.next_look and _is_over_disk(watched):
             found.append((watched, ExecEnd.DISK_LIMIT))
@@ -90,7 +106,7 @@ def _is_over_disk(watched: Watched) -> bool:
     started = time.monotonic()
     usage = watched.state.usage()
     ended = time.monotonic()
-    watched.next_look = ended + (ended - started) / DISK_SHARE
+    watched.next_look = ended + max((ended - started) / DISK_SHARE, REST_S if watched.rests else 0)
     return is_over(usage, watched.allowed)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import psutil
 import pytest
 
 from envsdk.base.processes import supervised
+from envsdk.base.processes.forked import NO_GUARD
 from envsdk.base.processes.supervised import Share, play_supervised
 
 
@@ -70,3 +73,19 @@ def test_a_process_that_does_not_hear_is_ended(tmp_path: Path, monkeypatch: pyte
     pid = interrupted(_Open(tmp_path / "closed", is_deaf=True))
     assert not (tmp_path / "closed").exists()
     assert not psutil.pid_exists(pid)
+
+
+def test_a_script_without_a_guard_is_told_so_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from envsdk.collect import collect\n"
+        "collect('envsdk/FrozenLake-v1', Path('out'), num_episodes=8, num_workers=2)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert NO_GUARD in ended.stderr.splitlines()[-1]
+    assert "memory" not in ended.stderr

@@ -134,8 +134,8 @@ def an_episode(index: int = 0, *, reply: str = "Up", num_turns: int = 2) -> Traj
 
 
 def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp_path: Path) -> None:
-    """New files have seven more, which only say something of episodes with several segments or players, of
-    recorded experts, truncated sampling and tasks with names; in them a failed episode has no score."""
+    """New files have eight more, which only say something of episodes with several segments or players, of
+    recorded experts, cut sampling, tools and tasks with names; in them a failed episode has no score."""
     written = read_trajectories(KEPT)
     assert len(written) == len(kept_trajectories())
     assert all(map(same, written, kept_trajectories()))
@@ -145,11 +145,12 @@ def test_a_file_that_was_written_before_reads_equal_and_has_the_same_columns(tmp
     later = ["follows", "roles", "seats", "experts", "support_counts", "support_ids"]
     for name in later:
         assert table.column(name).null_count == len(table)
-    assert set(table.column("task_name").to_pylist()) == {""}
+    for name in ("task_name", "tools"):
+        assert set(table.column(name).to_pylist()) == {""}
     is_scored = pc.not_equal(table.column("outcome"), "failed")
     for name in ("success", "total_reward"):
         assert table.column(name).is_valid().equals(is_scored)
-    scored = table.drop_columns([*later, "task_name"]).filter(is_scored)
+    scored = table.drop_columns([*later, "task_name", "tools"]).filter(is_scored)
     assert scored.cast(old.schema_arrow).equals(old.read().filter(is_scored))
     assert {**new.metadata.metadata, b"ARROW:schema": b""} == {**old.metadata.metadata, b"ARROW:schema": b""}
 
@@ -164,11 +165,18 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path, written: list[Traj
     assert all(same(one, other) for one, other in zip(written, read, strict=True))
 
 
+def test_tools_are_kept(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "description": "Zürich \ud800"}}]
+    write_trajectories(tmp_path / "t.parquet", [trajectory_with(tools=tools), trajectory_with()])
+    with_tools, without = read_trajectories(tmp_path / "t.parquet")
+    assert (list(with_tools.tools), list(without.tools)) == (tools, [])
+
+
 def test_every_field_of_a_trajectory_has_a_column() -> None:
     spread = {"task": {"tag", "split", "index"}, "tokens": {"token_ids", "response_mask"}}
     for field in dataclasses.fields(Trajectory):
-        if field.name in {"shown", "tools"}:
-            continue  # What a reader of the file has from its manifest, or not at all.
+        if field.name == "shown":
+            continue  # What a reader of the file has from its manifest.
         assert spread.get(field.name, {field.name}) <= set(SCHEMA.names)
     turn = SCHEMA.field("turns").type.value_type
     beside = {"state_hash", "details", "follows", "role"}

@@ -129,3 +129,17 @@ def test_any_json_is_a_row_with_a_chat_or_unusable(value: Any) -> None:
     assert messages[-1]["role"] == "user"
     assert all(isinstance(each["content"], str) for each in messages)
     assert isinstance(key_of(fields), str)
+
+
+PICTURE = {"path": "a.png", "bytes": None}
+NOTHING = [None, "", [], {}, [None], {"path": None, "bytes": None}]
+
+
+@pytest.mark.parametrize("name", ["image", "images", "video", "videos", "audio", "audios"])
+def test_a_row_whose_prompt_shows_more_than_text_is_not_asked(name: str) -> None:
+    row = {"prompt": "<image> How many?", "answer": "2"}
+    for value in ("a.png", PICTURE, [PICTURE], ["a.png"], b"PNG"):
+        with pytest.raises(UnusableRow, match=f"has {name}: only text can be shown"):
+            standard_row({**row, name: value}, {})
+    for value in NOTHING:
+        assert standard_row({**row, name: value}, {})[0] == [{"role": "user", "content": row["prompt"]}]

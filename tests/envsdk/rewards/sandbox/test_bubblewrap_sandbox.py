@@ -250,7 +250,7 @@ async def test_no_more_commands_run_at_once_than_there_are_slots(tmp_path: Path,
     def counted(self, *arguments):
         nonlocal most
         process = start(self, *arguments)
-        most = max(most, sum(s._process is not None for s in sandboxes) + 1)
+        most = max(most, sum(bool(s._running) for s in sandboxes) + 1)
         return process
 
     with pytest.MonkeyPatch.context() as patch:

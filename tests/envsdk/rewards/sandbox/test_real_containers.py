@@ -404,3 +404,24 @@ async def test_a_server_of_containers_plays_with_e2b_s_sdk(engine: Engine, tmp_p
         [refused] = await sandbox.fork()
         assert "its backend has no forks" in str(refused)
         await sandbox.kill()
+
+
+async def test_what_is_left_running_goes_on_until_it_is_ended(
+    backend: ContainerBackend, repository: Path
+) -> None:
+    sandbox = await backend.start(Image(tree=repository, keeps_processes=True))
+    names = (
+        "for process in /proc/[0-9]*; do tr '\\0' ' ' < $process/cmdline; echo; done | grep ^sleep.10 | sort"
+    )
+    assert (await sandbox.exec("sleep 1001 & setsid sleep 1002 &", timeout_s=WAIT_S)).ok
+    cut_off = await sandbox.exec("sleep 1003 & setsid sleep 1004 & sleep 600", timeout_s=5)
+    assert cut_off.reason is ExecEnd.TIMEOUT
+    left = said(await sandbox.exec(names, timeout_s=WAIT_S)).split()
+    assert left == ["sleep", "1001", "sleep", "1002", "sleep", "1004"]
+    await sandbox.end_processes()
+    assert (await sandbox.exec(names, timeout_s=WAIT_S)).output == ""
+    terminal = await open_terminal(sandbox)
+    await terminal.send(["sleep 1005 &", "Enter"], wait_s=2)
+    assert "1005" in said(await sandbox.exec(names, timeout_s=WAIT_S))
+    await terminal.close()
+    await sandbox.close()

@@ -19,6 +19,7 @@ folder = Path(sys.argv[1])
 if os.geteuid() == 0:
     os.setgroups([]), os.setresgid(4711, 4711, 4711), os.setresuid(4711, 4711, 4711)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # readable to itself, as a program that was never root
+    sys.executable = "/usr/bin/python3"
 
 async def main():
     settings = {"state_dir": folder / "state", "python": folder / "python", "images": {"box": "host"}}
@@ -48,6 +49,15 @@ async def main():
     script = "id -un; ls /new /usr/bin/new; type head 2>/dev/null || echo gone"
     print((await own.exec(script, timeout_s=30)).output)
     shutil.rmtree(folder / "state/context")
+    kept = await backend.start(Image(tree=folder / "tree", keeps_processes=True), limits=limits)
+    await kept.exec("setsid sleep 1000 &", timeout_s=30)
+    script = "grep CapEff /proc/self/status; pgrep -c -f 'sleep 1000'"
+    print(" ".join((await kept.exec(script, timeout_s=30)).output.split()[:3]))
+    script = "exec 2> /tmp/x; readlink /proc/1/root || unshare -U true || echo refused"
+    print((await kept.exec(script, timeout_s=30)).output)
+    print((await kept.exec("sleep 60", timeout_s=0.3)).reason)
+    print((await kept.exec("dd if=/dev/zero of=/dev/null bs=100M count=100 & wait", timeout_s=30)).reason)
+    print((await kept.exec("pgrep -f 'sleep 1000' || echo gone", timeout_s=30)).output)
     await backend.aclose()
     print(os.listdir(folder / "state"))
 
@@ -73,7 +83,8 @@ def test_a_normal_user_has_the_same_sandboxes(tmp_path: Path, repository: Path) 
         assert done.stdout.split() == [
             *("1000", "CapEff:", "0" * 16, "refused", "True", "True"),
             *("timeout", "disk_limit", "out_of_memory"),
-            *("app", "/new", "/usr/bin/new", "gone", "['images']"),
+            *("app", "/new", "/usr/bin/new", "gone"),
+            *("CapEff:", "0" * 16, "1", "refused", "timeout", "out_of_memory", "gone", "['images']"),
         ]
     finally:
         shutil.rmtree(folder)

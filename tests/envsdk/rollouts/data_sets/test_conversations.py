@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.contracts.prompts import AgentPrompts, TagPrompts
+from envsdk.contracts.prompts import AgentPrompts, Line, TagPrompts
 from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
 from envsdk.rollouts.datasets.formats import export, make_formats
 from envsdk.rollouts.datasets.reading import open_dataset
@@ -104,7 +105,7 @@ def test_messages_cannot_be_filtered_by_success(tmp_path: Path) -> None:
 
 def chat(question: str, answer: str) -> Conversation:
     return Conversation(
-        messages=[{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        line=Line(spoken=[{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
     )
 
 
@@ -145,6 +146,16 @@ def test_each_segment_is_a_conversation_whose_replies_are_learned_once(tmp_path:
         assert [(each.messages, each.num_given_replies) for each in again] == [
             (each.messages, each.num_given_replies) for each in found
         ]
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [("[{", "row 1: tools is not JSON"), ({"a": 1}, "row 1: tools is no list: {'a': 1}")],
+)
+def test_tools_of_a_file_that_are_none_are_named(tmp_path: Path, tools: Any, problem: str) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT, "tools": tools}))
+    with pytest.raises(ConfigurationError, match=problem):
+        list(read_conversations([tmp_path / "chats.jsonl"]))
 
 
 def test_a_number_of_given_replies_that_is_none_is_named(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def _check_tokens_are_versioned(trajectory: envsdk.Trajectory) -> None:
 
 def test_weights_that_do_not_fit_leave_the_former_ones(engine: envsdk.LocalEngine, folder: Path) -> None:
     version = engine.version
-    for weights in ({}, {"x": torch.zeros(3)}):
+    broken = {name: tensor * float("nan") for name, tensor in _model(folder).state_dict().items()}
+    for weights in ({}, {"x": torch.zeros(3)}, broken):
         with pytest.raises(EngineError):
             engine.publish(weights)
     for wrong, said in ((_model(folder), "module.state_dict()"), (Path("nowhere"), "no folder nowhere")):

@@ -1,0 +1,174 @@
+"""Ways to be left out of the scores: a policy that ruins its box is scored 0, wherever that is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor_folders import write_task
+from terminal_episodes import make, play, solve
+
+from envsdk.envs.shell.commands import SENTINEL
+from envsdk.envs.terminal.harbor.rewards import NoReward
+from envsdk.envs.terminal.replies import format_command
+from envsdk.rewards.sandbox import SandboxError
+from tests.by_day import by_day
+from tests.envsdk.rewards.sandbox.engines import IMAGE, Engine, open_engine
+
+pytestmark = pytest.mark.asyncio
+
+LIMITS = "[environment]\nmemory_mb = 512\nstorage_mb = 64\n"
+WHERE = {
+    "in_place": f'[verifier]\nenvironment_mode = "shared"\ntimeout_sec = 20\n{LIMITS}',
+    "in_a_separate_box": (
+        'artifacts = ["/app/answer", "/app/out"]\n'
+        f'[verifier]\nenvironment_mode = "separate"\ntimeout_sec = 20\n{LIMITS}'
+    ),
+}
+TEST = '#!/bin/bash\n[ "$(cat /app/answer)" = yes ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
+PROGRAMS = "{tar,bash,sh,dash,cat,rm,mkdir,chmod,env,setpriv,python3}"
+NESTED = 'import os\nfor _ in range(3000): os.mkdir("d" * 200); os.chdir("d" * 200)'
+RUINS = {
+    # Programs and libraries.
+    "no_tar": "rm -f /bin/tar /usr/bin/tar",
+    "no_bash": "rm -f /bin/bash /usr/bin/bash",
+    "no_shell": "rm -f /bin/{sh,dash} /usr/bin/{sh,dash}",
+    "no_cat": "rm -f /bin/cat /usr/bin/cat",
+    "no_tools": f"rm -f /bin/{PROGRAMS} /usr/bin/{PROGRAMS}",
+    "a_tar_that_fails": "printf '#!/bin/sh\\nexit 9\\n' > /usr/bin/tar",
+    "a_tar_that_hangs": "printf '#!/bin/sh\\nsleep 1000\\n' > /usr/bin/tar",
+    "no_loader": "rm -rf /lib64 /usr/lib64",
+    "no_libc": "rm -f /lib/x86_64-linux-gnu/libc.so.6 /usr/lib/x86_64-linux-gnu/libc.so.6",
+    "a_library_that_is_not_there_before_all_others": "echo /nonexistent.so > /etc/ld.so.preload",
+    "start_files_that_exit": "echo 'exit 3' | tee /etc/bash.bashrc /root/.bashrc /etc/profile",
+    "no_users": "rm -f /etc/passwd /etc/group /etc/nsswitch.conf",
+    # Folders that the check needs.
+    "nothing_may_be_entered": "chmod 000 / /usr /bin /app /tmp",
+    "no_temporary_folder": "rm -rf /tmp; touch /tmp",
+    "a_temporary_folder_that_leads_nowhere": "rm -rf /tmp; ln -s /nowhere /tmp",
+    "no_workdir": "rm -rf /app",
+    "a_workdir_that_leads_to_itself": "rm -rf /app; ln -s /app /app",
+    "logs_that_are_a_file": "rm -rf /logs; touch /logs",
+    "logs_that_lead_to_themselves": "rm -rf /logs; ln -s /logs /logs",
+    "logs_that_are_a_pipe": "rm -rf /logs/verifier; mkfifo /logs/verifier",
+    "logs_without_rights": "chmod 000 /logs /logs/verifier",
+    "rewards_that_are_pipes": "mkfifo /logs/verifier/reward.json /logs/verifier/reward.txt",
+    "rewards_that_are_folders": "mkdir -p /logs/verifier/reward.{txt,json}/x",
+    "tests_that_lead_to_themselves": "rm -rf /tests; ln -s /tests /tests",
+    "tests_nested_too_deep": f"mkdir -p /tests; cd /tests; python3 -c '{NESTED}'",
+    "mounted_over": "mount -t tmpfs none /tests; mount -t tmpfs none /logs",
+    "everything_removed": "rm -rf --no-preserve-root / 2> /dev/null",
+    # Artifacts.
+    "artifacts_that_lead_to_themselves": "ln -s /app/answer /app/answer; ln -s /app/out /app/out",
+    "artifacts_that_are_pipes": "mkfifo /app/answer; mkdir -p /app/out; mkfifo /app/out/x",
+    "artifacts_that_are_devices": "mknod /app/answer c 1 5; mkdir /app/out; mknod /app/out/z c 1 5",
+    "artifacts_without_rights": "mkdir -p /app/out; echo x > /app/out/x; chmod 000 /app/out/x /app/out",
+    "artifacts_that_cannot_be_changed": "mkdir -p /app/out; echo > /app/out/x; chattr +i /app/out/x /tests",
+    "names_of_no_text": "mkdir -p /app/out; touch /app/out/$'\\xff\\xfe' /app/out/$'a\\nb'",
+    "sparse_artifacts": "mkdir -p /app/out; truncate -s 100G /app/out/x; truncate -s 8E /app/answer",
+    "artifacts_nested_too_deep": f"mkdir -p /app/out; cd /app/out; python3 -c '{NESTED}'",
+    # Limits.
+    "a_full_disk": "head -c 200M /dev/zero > /app/fill",
+    "too_many_files": "mkdir /app/many; cd /app/many; seq 300000 | xargs touch",
+    "a_fork_bomb": "b() { b | b & }; b; sleep 2",
+    "too_many_processes": "for i in $(seq 5000); do (setsid sleep 100 &) ; done 2> /dev/null",
+    "a_flood_of_output": "yes | head -c 500M",
+    "too_much_memory": "python3 -c 'x = bytearray(2 << 30)'",
+    "everything_killed": "kill -9 -1",
+    "the_first_process_killed": "kill -9 1; kill -TERM 1; kill -INT 1; kill -HUP 1",
+    "its_own_shell_killed": "kill -9 $PPID; kill -9 $$",
+    "another_time": "date -s 1970-01-01",
+}
+BY_DAY = ["no_tar", "no_bash", "a_library_that_is_not_there_before_all_others", "no_workdir", "a_fork_bomb"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", by_day(BY_DAY, RUINS))
+async def test_a_ruined_box_is_scored_0(name: str, where: str, tmp_path: Path) -> None:
+    env = make(write_task(tmp_path, {"task.toml": WHERE[where], "tests/test.sh": TEST}), **SHORT)
+    _, paid, info = await play(env, RUINS[name])
+    await env.close()
+    assert (paid, info["success"]) == (0.0, False), info
+
+
+SHORT: dict[str, Any] = {"max_steps": 2, "command_timeout_s": 15}
+
+
+async def test_what_broke_a_check_in_place_is_named(tmp_path: Path) -> None:
+    env = make(write_task(tmp_path, {"task.toml": WHERE["in_place"], "tests/test.sh": TEST}), **SHORT)
+    observation, _, info = await play(env, RUINS["no_tar"])
+    await env.close()
+    assert "tar: command not found" in info["artifacts_left_out"][0]
+    assert 'reward="0"' in observation
+
+
+@pytest.mark.parametrize("solve_sh", [None, "true"])
+async def test_a_check_in_place_that_breaks_in_a_new_box_too_is_never_scored(
+    solve_sh: str | None, tmp_path: Path
+) -> None:
+    files = {"task.toml": WHERE["in_place"], "tests/test.sh": "exit 3", "solution/solve.sh": solve_sh}
+    env = make(write_task(tmp_path, files), **SHORT)
+    with pytest.raises(NoReward, match="was written"):
+        await play(env, "echo yes > /app/answer")
+    await env.close()
+
+
+async def test_a_check_in_place_that_only_an_honest_solution_gets_through_is_never_scored_without_one(
+    tmp_path: Path,
+) -> None:
+    files = {"task.toml": WHERE["in_place"], "tests/test.sh": f"[ -e /app/answer ] || exit 3\n{TEST}"}
+    env = make(write_task(tmp_path, {**files, "solution/solve.sh": None}), **SHORT)
+    with pytest.raises(NoReward, match="was written"):
+        await play(env, "true")
+    await env.close()
+
+
+async def test_a_box_that_is_ruined_between_two_steps_is_scored_0(tmp_path: Path) -> None:
+    toml = f"{WHERE['in_a_separate_box']}[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n"
+    files = {
+        f"steps/{name}/{file}": "x" for name in ("one", "two") for file in ("instruction.md", "workdir/x")
+    }
+    solution = {"solution/solve.sh": "echo yes > /app/answer"}
+    env = make(write_task(tmp_path, {"task.toml": toml, "tests/test.sh": TEST, **files, **solution}))
+    await env.reset(seed=0)
+    await env.step(format_command("echo yes > /app/answer", "bash"))
+    ruin = f"echo {SENTINEL}; rm -f /bin/find /usr/bin/find"
+    *_, paid, terminated, _, info = await env.step(format_command(ruin, "bash"))
+    assert (paid, terminated, info["details"]["stages"]) == (0.5, True, [{"reward": 1.0}, {"reward": 0.0}])
+    paid, _ = await solve(env, 0)
+    await env.close()
+    assert paid == 1.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with open_engine(tmp_path_factory.mktemp("engine")) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *BY_DAY,
+        "the_first_process_killed",
+        "everything_killed",
+        "no_cat",
+        "a_full_disk",
+        "logs_that_are_a_file",
+    ],
+)
+async def test_a_ruined_container_is_scored_0(name: str, where: str, tmp_path: Path, engine: Engine) -> None:
+    files = {"task.toml": WHERE[where], "tests/test.sh": TEST}
+    files["environment/Dockerfile"] = f"FROM {IMAGE}\nWORKDIR /app\n"
+    settings = {"image": IMAGE, "run_options": ["--cap-add=DAC_OVERRIDE,CHOWN,FOWNER"]}
+    env = make(write_task(tmp_path, files), backend=engine.name, backend_settings=settings, **SHORT)
+    try:
+        _, paid, info = await play(env, RUINS[name])
+    except SandboxError as error:
+        pytest.fail(f"masked: {error}")
+    finally:
+        await env.close()
+    assert (paid, info["success"]) == (0.0, False), info
