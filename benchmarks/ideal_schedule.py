@@ -22,8 +22,8 @@ from itertools import count
 from statistics import NormalDist
 from typing import Any
 
-from envsdk.managers.depth import depth_control
 from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_parts import depth_control
 from envsdk.managers.ledger_types import Cancel, Command, Grant, Lease, LedgerConfig, LedgerCounts
 
 Durations = Callable[[int, int, int], float]

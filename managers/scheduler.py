@@ -27,12 +27,11 @@ from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
 from envsdk.contracts.trajectory import RolloutBatch, Task, Trajectory
-from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes
-from envsdk.managers.depth import depth_control
+from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes, GroupFilters
 from envsdk.managers.env_worker import Control, Finished, FromWorker, ToWorker, WorkerId, WorkerSetup
-from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import LedgerLog, recorded
+from envsdk.managers.ledger_parts import depth_control
 from envsdk.managers.ledger_shell import TICK_S, AnyLedger, LedgerShell
 from envsdk.managers.ledger_types import (
     BatchGroup,
@@ -326,8 +325,10 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         self.workforce.is_awaited = False
         state = self._with_prefixes(shell.ledger.state(), taken.groups)
         depth = None if self._depth is None else self._depth.alpha
-        batch = self.episodes.batch(taken.version, taken.groups, shell.ledger.counts, depth)
-        batch = replace(batch, workers=self.workforce.pool.counts, sampling=self._sampling_metrics())
+        batch = self.episodes.batch(taken.version, taken.groups, shell.ledger.counts)
+        batch = replace(
+            batch, depth=depth, workers=self.workforce.pool.counts, sampling=self._sampling_metrics()
+        )
         shell.execute(commands)
         self._set_depth(asked_at, shell.now(), had_idle_slot=had_idle_slot)
         self.workforce.restarts.reset()
@@ -391,7 +392,9 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         """
         shell, now = self.shell, self.shell.now()
         # Lease ids continue, so that a late report is not mistaken for one of this round.
-        state = _from_the_first_task(shell.ledger.state(), version)
+        state = shell.ledger.state()
+        none_yet = dict.fromkeys(state.cursors, 0)
+        state = replace(state, version=version, cursors=none_yet, shares=none_yet, unfinished=())
         shell.ledger = self._new_ledger(self.setup, state)
         self._has_published = True
         self.episodes.trajectories.clear()
@@ -409,9 +412,3 @@ class RolloutScheduler(Scheduler[RolloutLedger]):
         await super().close()
         if self._log:
             self._log.flush()  # a run that ended without another batch is explained too
-
-
-def _from_the_first_task(state: LedgerState, version: int) -> LedgerState:
-    """A ledger made from this starts at the first task and keeps the counts."""
-    none_yet = dict.fromkeys(state.cursors, 0)
-    return replace(state, version=version, cursors=none_yet, shares=none_yet, unfinished=())

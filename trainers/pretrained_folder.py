@@ -14,7 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from envsdk.base.store.atomic import fsync_tree
 from envsdk.contracts.failures import StorageError
-from envsdk.weights.tensors import tensors_in
+from envsdk.weights.folders import tensors_in
 
 TOKENIZER_FILES = (
     "tokenizer*",

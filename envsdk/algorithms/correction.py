@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs, RatioLevel, TrainInferCorrection
+from envsdk.algorithms.args import CorrectionFilter, ISWeightArgs, RatioLevel, TrainInferCorrection
 from envsdk.algorithms.losses import PolicyTokens
 from envsdk.algorithms.ratios import at_level, bounded_exp, log_ratio
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from envsdk.algorithms.args import AlgorithmKeys
-from envsdk.algorithms.loss_args import LossKeys
+from envsdk.algorithms.args import AlgorithmKeys, LossKeys
 from envsdk.algorithms.policy_loss_args import PolicyLossArgs
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.validation import validated

@@ -7,7 +7,7 @@ is worth: `ratio` and `corrects_staleness`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -30,10 +30,14 @@ class ClipRange(NamedTuple):
 class PolicyLossArgs(StrictSettings):
     """Settings of one policy loss. This one takes none: a loss without a ratio."""
 
+    clips: ClassVar[bool] = False
+    """Whether `pg_clip_low`, `pg_clip_high` and `dual_clip` mean something to the loss."""
+
     @property
     def ratio(self) -> RatioOver | None:
-        """The policy that the current one is divided by; None for a loss without a ratio."""
-        return None
+        """The policy that the current one is divided by: `ratio_over`; None for a loss without a ratio."""
+        ratio_over: RatioOver | None = getattr(self, "ratio_over", None)
+        return ratio_over
 
     @property
     def corrects_staleness(self) -> bool:
@@ -47,11 +51,6 @@ class PolicyLossArgs(StrictSettings):
         it sequences that have no advantage are left out of the computation."""
         return False
 
-    @property
-    def clips(self) -> bool:
-        """Whether `pg_clip_low`, `pg_clip_high` and `dual_clip` mean something to the loss."""
-        return False
-
     def notes(self, keys: AlgorithmKeys) -> list[str]:
         """What a user of this loss should know about the other settings; one sentence each."""
         return []
@@ -63,10 +62,6 @@ class OverProximal(PolicyLossArgs):
     ratio_over: RatioOver = "proximal"
     """The policy that the current one is divided by: `proximal` (before this batch) or `behavior`."""
 
-    @property
-    def ratio(self) -> RatioOver | None:
-        return self.ratio_over
-
 
 class OverBehavior(PolicyLossArgs):
     """A loss whose ratio has the behavior policy below, unless said otherwise."""
@@ -74,17 +69,11 @@ class OverBehavior(PolicyLossArgs):
     ratio_over: RatioOver = "behavior"
     """The policy that the current one is divided by: `behavior` (sampled the token) or `proximal`."""
 
-    @property
-    def ratio(self) -> RatioOver | None:
-        return self.ratio_over
-
 
 class ClippedByKeys(PolicyLossArgs):
     """A loss whose clip range is `pg_clip_low`, `pg_clip_high`, `dual_clip`."""
 
-    @property
-    def clips(self) -> bool:
-        return True
+    clips = True
 
     def clip_range(self, keys: AlgorithmKeys) -> ClipRange:
         return ClipRange(keys.pg_clip_low, keys.pg_clip_high, keys.dual_clip)

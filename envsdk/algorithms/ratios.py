@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from envsdk.algorithms.correction_args import RatioLevel
+from envsdk.algorithms.args import RatioLevel
 
 MAX_EXPONENT = 20.0
 """Log-ratios are held to +- this before `exp`, so that no single token overflows float32."""

@@ -19,10 +19,9 @@ from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.trajectories import write_trajectories
-from envsdk.buffer.audit import audit
+from envsdk.buffer.audit import audit, audit_folder
 from envsdk.buffer.connecting import shown_place, url_of
 from envsdk.buffer.contract import GroupState
-from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.inspection import Content, Total, inspect
 from envsdk.buffer.places import find_buffer, opened
 from envsdk.buffer.upkeep import DROPPABLE, Which, drop_by_hand, stored_trajectories, vacuum
@@ -85,13 +84,13 @@ def command(options: BufferOptions) -> int:
         if options.drop:
             dropped = drop_by_hand(engine, which)
             for state, number in dropped.num_by_state.items():
-                tell(f"dropped {_groups(number)} that {_were(number)} {state}")
+                tell(f"dropped {_groups(number)} that {'was' if number == 1 else 'were'} {state}")
             if not dropped.num_by_state:
                 tell(f"dropped nothing: no such group is {', '.join(DROPPABLE[:-1])} or {DROPPABLE[-1]}")
             if dropped.num_kept:
                 how = "end it first" if options.group else "--group ID drops one once that has ended"
-                kept = dropped.num_kept
-                tell(f"{_groups(kept)} stayed: a trainer has taken {_them(kept)}; {how}")
+                kept, them = dropped.num_kept, "it" if dropped.num_kept == 1 else "them"
+                tell(f"{_groups(kept)} stayed: a trainer has taken {them}; {how}")
         if options.vacuum:
             freed = vacuum(engine)
             tell(
@@ -299,14 +298,6 @@ def _bytes(number: float) -> str:
 
 def _groups(number: int) -> str:
     return f"{number:,} group" if number == 1 else f"{number:,} groups"
-
-
-def _were(number: int) -> str:
-    return "was" if number == 1 else "were"
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"
 
 
 app, main = command_of(BufferOptions, command, name="envsdk buffer")

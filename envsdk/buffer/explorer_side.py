@@ -1,15 +1,15 @@
-"""ExplorerSide: the calls of explorers. claim -> put | drop | hand_back"""
+"""ExplorerSide: the calls of explorers. claim -> put | drop"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy import RowMapping
 
 from envsdk.algorithms.task_samplers.contract import PlayedGroup
-from envsdk.buffer.admission import num_places
+from envsdk.buffer.admission import grant, num_places
 from envsdk.buffer.contract import (
     ClaimedGroup,
     DropReason,
@@ -20,9 +20,7 @@ from envsdk.buffer.contract import (
     Role,
     Signal,
 )
-from envsdk.buffer.fairness import grant
 from envsdk.buffer.rows import (
-    OPENED,
     claimed_group,
     count_dropped,
     is_in,
@@ -150,20 +148,6 @@ class ExplorerSide:
                     tx.drop([group_id], reason)
                     dropped.append(group_id)
             _tell_sampler(tx, played, dropped)
-            tx.signal(Signal.PLACES)
-
-    def hand_back(self, member: Member, group_ids: Iterable[int]) -> None:
-        """Groups that this explorer will not finish: others play them."""
-        with self._database.writing() as tx:
-            tx.execute(
-                groups.update()
-                .where(
-                    groups.c.id.in_(list(group_ids)),
-                    groups.c.incarnation == member.incarnation,
-                    is_in(GroupState.LEASED),
-                )
-                .values(**OPENED)
-            )
             tx.signal(Signal.PLACES)
 
 

@@ -67,7 +67,7 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
     with snapshot(engine) as connection:
         began_at = _first_time(connection)
         interval_s = max(_last_time(connection) - began_at, 1.0) / num_times
-        bins = _Bins(connection, began_at=began_at, interval_s=interval_s, num_times=num_times)
+        bins = _Bins(connection=connection, began_at=began_at, interval_s=interval_s, num_times=num_times)
         was_ready = g.ready_at.is_not(None)
         no_longer_played = sa.func.coalesce(g.ready_at, g.ended_at)
         no_longer_ready = sa.func.coalesce(g.taken_at, g.ended_at)
@@ -93,18 +93,18 @@ def read_history(engine: Engine, *, num_times: int = NUM_TIMES) -> History:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Bins:
     """Counts groups by the interval in which a time of theirs lies."""
 
-    def __init__(self, connection: Connection, *, began_at: float, interval_s: float, num_times: int) -> None:
-        self._connection = connection
-        self._began_at = began_at
-        self._interval_s = interval_s
-        self.num_times = num_times
+    connection: Connection
+    began_at: float
+    interval_s: float
+    num_times: int
 
     def place(self, time: float) -> int:
         """The number of the interval that a time lies in."""
-        return min(max(0, int((time - self._began_at) / self._interval_s)), self.num_times - 1)
+        return min(max(0, int((time - self.began_at) / self.interval_s)), self.num_times - 1)
 
     def count(self, time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]) -> list[int]:
         return self.count_by(sa.literal(""), time, *where).get("", [0] * self.num_times)
@@ -112,14 +112,14 @@ class _Bins:
     def count_by(
         self, name: sa.ColumnElement[str], time: sa.ColumnElement[float], *where: sa.ColumnElement[bool]
     ) -> dict[str, list[int]]:
-        place = (time - self._began_at) / self._interval_s
+        place = (time - self.began_at) / self.interval_s
         # A cast cuts off in SQLite, which may have no `floor`, and rounds in PostgreSQL.
-        is_sqlite = self._connection.dialect.name == "sqlite"
+        is_sqlite = self.connection.dialect.name == "sqlite"
         at = sa.cast(place if is_sqlite else sa.func.floor(place), sa.Integer).label("at")
         chosen = sa.select(name.label("name"), at).where(time.is_not(None), *where).subquery()
         query = sa.select(chosen.c.name, chosen.c.at, sa.func.count()).group_by(chosen.c.name, chosen.c.at)
         found: dict[str, list[int]] = {}
-        for owner, where_, number in self._connection.execute(query):
+        for owner, where_, number in self.connection.execute(query):
             counts = found.setdefault(owner, [0] * self.num_times)
             counts[min(max(0, where_), self.num_times - 1)] += number
         return found

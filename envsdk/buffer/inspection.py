@@ -235,7 +235,7 @@ class Content:
 
 def inspect(engine: Engine, which: Which | None = None, *, now: float | None = None) -> Content:
     """Count the groups that fit, and list programs, versions and steps."""
-    chosen = (which or Which()).where()
+    chosen, size = (which or Which()).where(), sa.func.sum(sa.func.length(payloads.c.data))
     with snapshot(engine) as connection:
         state = connection.execute(sa.select(job)).mappings().one()
         return Content(
@@ -248,7 +248,7 @@ def inspect(engine: Engine, which: Which | None = None, *, now: float | None = N
             counts=_counts(connection, chosen),
             dropped_tokens=dropped_by_tag(connection) if which is None or which.is_all else None,
             reasons=_reasons(connection, chosen),
-            payload_bytes=_payload_bytes(connection),
+            payload_bytes=int(connection.execute(sa.select(size)).scalar() or 0),
             programs=_programs(connection),
             newest_versions=_newest_versions(connection),
             newest_steps=taken_steps(connection, NEWEST),
@@ -299,10 +299,6 @@ def _reasons(connection: Connection, chosen: sa.ColumnElement[bool]) -> dict[str
         .order_by(number.desc(), groups.c.reason)
     )
     return {str(reason): int(count) for reason, count in connection.execute(query)}
-
-
-def _payload_bytes(connection: Connection) -> int:
-    return int(connection.execute(sa.select(sa.func.sum(sa.func.length(payloads.c.data)))).scalar() or 0)
 
 
 def _programs(connection: Connection) -> list[Program]:

@@ -35,11 +35,10 @@ from envsdk.buffer.contract import (
     Terms,
 )
 from envsdk.buffer.explorer_side import ExplorerSide
-from envsdk.buffer.living import agreed, already_there, has_ended
 from envsdk.buffer.rows import dropped_by_tag, is_in, published_version
 from envsdk.buffer.tables import groups, job, members, signals, versions
 from envsdk.buffer.trainer_side import TrainerSide
-from envsdk.buffer.transaction import Database, job_view
+from envsdk.buffer.transaction import Database, agreed, already_there, has_ended, job_view
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
 

@@ -14,12 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
 
 from envsdk.buffer.contract import GroupState, Role, Signal
-from envsdk.buffer.living import has_ended
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import snapshot
 from envsdk.buffer.rows import take_out
 from envsdk.buffer.tables import groups, job, members, payloads, signals
-from envsdk.buffer.transaction import database_time
+from envsdk.buffer.transaction import database_time, has_ended
 from envsdk.contracts.failures import StorageError
 from envsdk.contracts.trajectory import Trajectory
 

@@ -16,8 +16,7 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from envsdk.algorithms.args import AlgorithmKeys
-from envsdk.algorithms.correction_args import CorrectionFilter, ISWeightArgs, TrainInferCorrection
+from envsdk.algorithms.args import AlgorithmKeys, CorrectionFilter, ISWeightArgs, TrainInferCorrection
 from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS, TaskSamplerEntry, sampler_class
 from envsdk.algorithms.task_samplers.prefixes import PrefixArgs

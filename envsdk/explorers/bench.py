@@ -23,16 +23,14 @@ from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.config.start_checks import check_start
 from envsdk.contracts.failures import EnvsdkError, Interrupted, RolloutStalled
-from envsdk.explorers.evaluation_plan import EvaluationPlan
 from envsdk.explorers.published import PublishedVersions, Standing, done_before
 from envsdk.explorers.weights import FetchedVersion, VersionReader
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.lost_runtime import lost_runtime
-from envsdk.runs.opening import only_run_in
 from envsdk.runs.rollout_cluster import RolloutCluster
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
-from envsdk.runs.run_end import ending_told, success_before_and_after
-from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES
+from envsdk.runs.run import ending_told, success_before_and_after
+from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES, only_run_in
 from envsdk.runs.run_origin import model_of_job
 from envsdk.tracking import BENCH, Tracker, open_trackers, read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
@@ -188,3 +186,30 @@ def _line(metrics: Mapping[str, float], step: int, version: int) -> str:
 
 def _note(text: str) -> None:
     say(f"bench: {text}", flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """As in a single program: at the first step, every `eval_steps` steps, and at the last one."""
+
+    eval_steps: int
+    """0: only the first and the last version."""
+    sync_interval: int
+    """Steps per version: an evaluation that is due in between waits for the next version."""
+
+    def is_due(self, step: int, *, after: int | None, is_last: bool) -> bool:
+        """Whether the version of `step` is evaluated, where that of step `after` was the one before."""
+        if after is None:
+            return True
+        if step <= after:
+            return False
+        return is_last or (self.eval_steps > 0 and step // self.eval_steps > after // self.eval_steps)
+
+    def missed(self, step: int, *, after: int | None) -> list[int]:
+        """Steps of versions that were due after `after`, and in whose place that of `step` is evaluated."""
+        if not self.eval_steps:
+            return []
+        after = -1 if after is None else after
+        every, interval = self.eval_steps, self.sync_interval
+        marks = range((after // every + 1) * every, step, every)
+        return sorted({due for mark in marks if (due := -(-mark // interval) * interval) < step})

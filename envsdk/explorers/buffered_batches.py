@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 
@@ -22,11 +22,11 @@ from envsdk.buffer.contract import JobView, LeaseLost, Member, Signal, TakenBatc
 from envsdk.buffer.payload import from_all_bytes, from_bytes
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EnvsdkError, StorageError
-from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.membership import Membership, selection_of
 from envsdk.explorers.weight_lag import WeightLag
-from envsdk.runs.batch_source import Result, part_of_run
+from envsdk.explorers.weights import VersionPublisher
+from envsdk.runs.batch_source import BatchSource, Result, part_of_run
 from envsdk.runs.checkpoints import oldest_step
 from envsdk.runs.run_folder import TRAJECTORIES, RunFolder
 
@@ -34,26 +34,8 @@ LOOK_AGAIN_S = 5.0
 """A trainer that waits looks so often whether explorers live."""
 
 
-class Publisher(Protocol):
-    """Sends the trainer's weights to other programs, by one of the sync methods."""
-
-    def still_has(self, version: int) -> bool:
-        """Whether an earlier process published this version where others still find it."""
-        ...
-
-    async def publish(self, version: int) -> Mapping[str, Any]:
-        """Make the present weights available as `version`; returns where they are."""
-        ...
-
-    async def close(self) -> None:
-        """Free what is held."""
-        ...
-
-
-class BufferedBatches:
+class BufferedBatches(BatchSource):
     """Owner: the pipeline."""
-
-    validates = False
 
     def __init__(
         self,
@@ -61,7 +43,7 @@ class BufferedBatches:
         folder: RunFolder,
         *,
         membership: Membership,
-        publisher: Publisher,
+        publisher: VersionPublisher,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
@@ -86,9 +68,6 @@ class BufferedBatches:
         self._living = asyncio.create_task(self._live())
         self._dropped_tokens = await self._dropped_so_far()
         await self.call(asyncio.gather(*(start() for start in also)))
-
-    async def hold_engines(self, held: Held) -> None:
-        """It has none."""
 
     async def call(self, awaitable: Awaitable[Result]) -> Result:
         """Wait for an answer, or for what ends the run."""
@@ -202,23 +181,11 @@ class BufferedBatches:
         groups = await self.call(membership.client.call(membership.buffer.num_ready))
         return groups * membership.terms.group_size
 
-    async def validate(self, version: int, step: int) -> RolloutBatch:
-        """Never asked: `mode: bench` is a program of its own."""
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def weights_moving(self) -> AsyncIterator[None]:
-        """Published weights are copies."""
-        yield
-
     async def checkpointed(self, step: int) -> None:
         """What was taken before `step` is trained."""
         trainer = self._membership.buffer.trainer
         keep_from = await asyncio.to_thread(oldest_step, self._folder.path)
         await self.call(self._ask(lambda me: trainer.trained(me, step, keep_from=keep_from)))
-
-    async def engine_status(self) -> None:
-        """Explorers have them."""
 
     async def finished(self) -> None:
         """Explorers may end."""

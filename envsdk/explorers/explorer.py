@@ -32,15 +32,13 @@ from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import EngineError, EnvsdkError, Interrupted
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.membership import Membership
+from envsdk.explorers.published import LOOK_AGAIN_S, done_before
 from envsdk.explorers.weights import VersionReader
 from envsdk.managers.explorer_scheduler import ExplorerReport
 from envsdk.runs.rollout_cluster import RolloutCluster
 from envsdk.tracking.tracker import Tracker
 from envsdk.weights.source import GivenWeights
 from envsdk.weights.versions import VersionGone
-
-LOOK_AGAIN_S = 5.0
-"""How long a signal is waited for before the buffer is asked without one."""
 
 
 class Explorer:
@@ -204,21 +202,9 @@ class Explorer:
             if claimed:
                 await self._play(claimed)
             else:
-                await self._timed("places", self._until_places(seen))
-
-    async def _until_places(self, seen: int) -> None:
-        """Until groups may be claimed: there are places, or weights with which they are not too late."""
-        places = asyncio.ensure_future(
-            self._membership.client.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
-        )
-        newer = asyncio.ensure_future(self._has_newer.wait())
-        try:
-            await asyncio.wait({places, newer}, return_when=asyncio.FIRST_COMPLETED)
-            if places.done():
-                places.result()
-        finally:
-            places.cancel()
-            newer.cancel()
+                # Until there are places, or weights with which groups are not too late.
+                places = self._membership.client.changed(Signal.PLACES, seen, timeout_s=LOOK_AGAIN_S)
+                await self._timed("places", done_before(self._has_newer, places))
 
     async def _play(self, claimed: Sequence[ClaimedGroup]) -> None:
         self._playing |= {group.group_id for group in claimed}

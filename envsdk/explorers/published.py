@@ -9,27 +9,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from envsdk.buffer.client import BufferClient
 from envsdk.buffer.contract import JobStatus, PublishedVersion, Signal
 from envsdk.config.models import RunConfig
-from envsdk.explorers.meaning import meaning_of
-from envsdk.explorers.membership import open_buffer, terms_of
-from envsdk.explorers.weights import FetchedVersion
+from envsdk.explorers.membership import meaning_of, open_buffer, terms_of
+from envsdk.explorers.weights import FetchedVersion, VersionReader
 from envsdk.runs.checkpoints import FOLDER as CHECKPOINTS
 from envsdk.weights.versions import VersionGone
 
 LOOK_AGAIN_S = 5.0
 """How long a signal is waited for before the buffer is asked without one."""
-
-
-class Reader(Protocol):
-    """Gets published weights: `VersionReader`."""
-
-    async def fetch(self, published: PublishedVersion) -> FetchedVersion: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +37,12 @@ class PublishedVersions:
     """Owner: the program; called from one event loop."""
 
     def __init__(
-        self, config: RunConfig, reader: Reader, *, say: Callable[[str], None], model: Path | None = None
+        self,
+        config: RunConfig,
+        reader: VersionReader,
+        *,
+        say: Callable[[str], None],
+        model: Path | None = None,
     ) -> None:
         """`model`: whose token ids this program reads."""
         self._config = config
@@ -116,7 +111,7 @@ class PublishedVersions:
         await asyncio.to_thread(self._buffer.engine.dispose)
 
 
-async def done_before(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+async def done_before(stop: asyncio.Event, work: Awaitable[object]) -> bool:
     """Do the work, until `stop` is set: False then."""
     doing, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:

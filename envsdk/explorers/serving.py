@@ -28,7 +28,7 @@ from envsdk.explorers.weights import VersionReader
 from envsdk.rollouts.play.model import ModelSource, load_weights, model_source, open_engine
 from envsdk.rollouts.play.model_server import announce, given_token, serve_proxy
 from envsdk.rollouts.play.source import resolve_source
-from envsdk.runs.opening import only_run_in
+from envsdk.runs.run_folder import only_run_in
 from envsdk.runs.run_origin import model_of_job
 
 SERVE = "serve"

@@ -31,10 +31,9 @@ from envsdk.runs.batch_source import BatchSource
 from envsdk.runs.engine_group import Say
 from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
-from envsdk.runs.opening import only_run_in
 from envsdk.runs.rollout_cluster import RolloutCluster
-from envsdk.runs.run_end import ending_told
-from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder
+from envsdk.runs.run import ending_told
+from envsdk.runs.run_folder import CONFIG_FILE, TRAJECTORIES, RunFolder, only_run_in
 from envsdk.runs.run_origin import model_of_job
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking import open_trackers

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -38,12 +38,12 @@ class EngineStatus:
 
 
 class BatchSource(Protocol):
-    """Owner: the pipeline. Errors are EnvsdkErrors."""
+    """Owner: the pipeline. Errors are EnvsdkErrors. By default it plays no evaluations and has no engines."""
 
     @property
     def validates(self) -> bool:
         """Whether it plays evaluations."""
-        ...
+        return False
 
     async def start(self, *also: Callable[[], Awaitable[None]]) -> None:
         """Start it, and what `also` starts."""
@@ -67,27 +67,27 @@ class BatchSource(Protocol):
 
     async def validate(self, version: int, step: int) -> RolloutBatch:
         """Play the held-out tasks, where it `validates`."""
-        ...
+        raise AssertionError("it plays none")
 
     def weights_moving(self) -> AbstractAsyncContextManager[None]:
-        """The trainer changes its weights meanwhile."""
-        ...
+        """The trainer changes its weights meanwhile. Published ones may be copies."""
+        return nullcontext()
 
     async def hold_engines(self, held: Held) -> None:
         """What its engines hold of their devices from now on, where they share them with a trainer."""
-        ...
+        return None
 
     async def checkpointed(self, step: int) -> None:
         """A checkpoint holds everything before `step`."""
-        ...
+        return None
 
     async def engine_status(self) -> EngineStatus | None:
         """None without engines of its own."""
-        ...
+        return None
 
     async def finished(self) -> None:
         """The run has all its steps."""
-        ...
+        return None
 
     async def close(self, *also: Callable[[], Awaitable[None]], patience_s: float) -> None:
         """End it, and what `also` ends."""

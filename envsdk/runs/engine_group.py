@@ -38,7 +38,7 @@ from envsdk.engines.engine_pool import (
     Update,
 )
 from envsdk.managers.ray_nodes import MANY_CALLS, Placer
-from envsdk.runs.engine_placement import EnginePlace, device_bundle, engine_places
+from envsdk.runs.rank_placement import EnginePlace, device_bundle, engine_places
 from envsdk.runs.reservation import KEEP_DEVICES, Reservation, show_only
 from envsdk.runs.weight_way import WeightWay
 from envsdk.weights.buckets import UpdateInterrupted
@@ -227,9 +227,12 @@ class EngineGroup:
                 self.actors[incarnation.name] = actor = self._new_actor(incarnation.name)
                 self._watches[incarnation] = self._in_background(self._start_again(incarnation, actor))
             elif isinstance(command, End):
-                self._end(self.actors[incarnation.name], is_well=command.is_well)
+                actor = self.actors[incarnation.name]
                 if command.is_well:
+                    self._in_background(_close_and_kill(actor))
                     self._placer.left(incarnation.name)
+                else:
+                    ray.kill(actor)
                 self._watches.pop(incarnation).cancel()
             elif isinstance(command, Update):
                 self._in_background(self._give_weights(incarnation))
@@ -287,12 +290,6 @@ class EngineGroup:
             **MANY_CALLS,
         )(PlacedEngineHost)
         return actor.remote(place.devices, *args)
-
-    def _end(self, actor: Any, *, is_well: bool) -> None:
-        if is_well:
-            self._in_background(_close_and_kill(actor))
-        else:
-            ray.kill(actor)
 
     async def _tell(self, name: str, actor: Any | None) -> None:
         async with self._announcing:

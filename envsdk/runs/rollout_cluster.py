@@ -38,7 +38,7 @@ from envsdk.managers.ledger_types import LedgerConfig, LedgerState
 from envsdk.managers.ray_nodes import MANY_CALLS, check_placement, find_driver_files, on_this_node
 from envsdk.managers.scheduler import RolloutScheduler, SchedulerSetup
 from envsdk.managers.wiring import VAL_SPLIT, train_ledger, validation_ledger, worker_pool, worker_setups
-from envsdk.runs.batch_source import EngineStatus, Result, part_of_run
+from envsdk.runs.batch_source import BatchSource, EngineStatus, Result, part_of_run
 from envsdk.runs.engine_group import HEALTH_CHECK_S, EngineGroup, EngineGroupSpec, Say
 from envsdk.runs.node_watch import NodeWatch, address_of
 from envsdk.runs.opponents import Opponents
@@ -264,10 +264,10 @@ class RolloutCluster:
         return [each for each in (self.rollout_scheduler, self.validation_scheduler) if each is not None]
 
 
-class PlayedBatches(RolloutCluster):
+class PlayedBatches(RolloutCluster, BatchSource):
     """Batches of a run in their order: those that an earlier process left on disk, then new ones.
 
-    A `BatchSource`. Owner: the pipeline, or `AsyncRollouts`.
+    The batch files hold the ledger. Owner: the pipeline, or `AsyncRollouts`.
     """
 
     def __init__(
@@ -403,12 +403,6 @@ class PlayedBatches(RolloutCluster):
         async with self.weights_moving():
             await self.call(trainer.on_all("use_average", is_used))
         await self.call(self.engines.publish(version, mode="finish"))
-
-    async def checkpointed(self, step: int) -> None:
-        """The batch files hold the ledger."""
-
-    async def finished(self) -> None:
-        """Nobody else waits for the end."""
 
 
 def engines_and_workers(config: RunConfig) -> str:

@@ -39,16 +39,15 @@ from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.contracts.prompts import TagPrompts
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.engines.engine import EngineHealth
+from envsdk.managers.ledger_types import LedgerState
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.managers.wiring import tag_setups
 from envsdk.rollouts.play.local_engine import whole_version
 from envsdk.rollouts.results.trajectories import Batch
 from envsdk.runs.lost_runtime import lost_runtime
-from envsdk.runs.opening import begin, only_run_in
 from envsdk.runs.rollout_cluster import PlayedBatches, engines_and_workers
 from envsdk.runs.rollout_metrics import rollout_metrics, validation_metrics, validation_problem
-from envsdk.runs.rollout_state import STATE_FORMAT, checked_state
-from envsdk.runs.run_folder import RunFolder
+from envsdk.runs.run_folder import RunFolder, begin, only_run_in
 from envsdk.weights.source import GivenWeights
 
 _LOG = logging.getLogger("envsdk")
@@ -459,3 +458,31 @@ def _say(text: str) -> None:
         _LOG.info(text)
     else:
         say(text, err=True)
+
+
+STATE_FORMAT = "envsdk.rollouts/1"
+
+
+def checked_state(state: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:
+    """`state`, if a run of this configuration can continue from it; else ConfigurationError."""
+    if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
+        raise ConfigurationError(f"state: give what Rollouts.state() returned, of format {STATE_FORMAT}")
+    for name in ("step", "version", "seed"):
+        number = state.get(name)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ConfigurationError(f"state: `{name}` must be a whole number from 0 on, not {number!r}")
+    ledger = state.get("ledger")
+    if state["step"] and not isinstance(ledger, Mapping):
+        raise ConfigurationError(
+            f"state: it is of step {state['step']} and has no ledger, so that tasks would be played again"
+        )
+    try:
+        if ledger is not None:
+            LedgerState.from_dict(ledger)
+    except (KeyError, TypeError, ValueError, AttributeError, StorageError) as error:
+        raise ConfigurationError(f"state: its ledger is damaged ({type(error).__name__}: {error})") from error
+    if state["seed"] != config.seed:
+        raise ConfigurationError(
+            f"state: it is of a run with seed {state['seed']}, but the configuration has {config.seed}"
+        )
+    return state

@@ -6,13 +6,14 @@ run(load_config("agentic_async.yaml"))
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import ray
 
 from envsdk.base.display.progress import ProgressDisplay
+from envsdk.base.display.scores import NOT_PLAYED, change, failed_kinds, held_out
 from envsdk.base.display.terminal import say
 from envsdk.base.processes.interrupts import on_stop_signals
 from envsdk.config.loading import LoadedConfig
@@ -24,16 +25,16 @@ from envsdk.managers.ray_nodes import find_driver_files, this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.batch_source import BatchSource
+from envsdk.runs.checkpoints import BEST, FOLDER, Selection
 from envsdk.runs.engine_group import Say
 from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
-from envsdk.runs.opening import begin, only_run_in
 from envsdk.runs.rollout_cluster import PlayedBatches
-from envsdk.runs.run_end import best_checkpoint, close, ending_told, success_before_and_after
-from envsdk.runs.run_folder import RunFolder, lacks_last_evaluation, stopped_early
+from envsdk.runs.run_folder import RunFolder, begin, lacks_last_evaluation, only_run_in, stopped_early
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking import open_trackers
 from envsdk.tracking.timeline import Timeline
+from envsdk.tracking.tracker import Ending, Tracker
 from envsdk.view.export import REPORT, write_report_of_job
 
 OpenBatches = Callable[[RunConfig, RunFolder, Path, Trainers, Say], BatchSource]
@@ -145,3 +146,54 @@ async def _run(
     if report is not None:
         say(f"Report: {report}")
     say(f"Trajectories: envsdk view {folder.path}")
+
+
+async def close(
+    pipeline: AgenticPipeline, tracker: Tracker, timeline: Timeline, *, patience_s: float = 5.0
+) -> None:
+    """End the processes of the run, then its trackers and its timeline."""
+    await pipeline.close(patience_s=patience_s)
+    tracker.close()
+    timeline.close()
+
+
+@contextmanager
+def ending_told(tracker: Tracker) -> Iterator[None]:
+    """Tell `tracker` how the block ends, and why."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Interrupted | KeyboardInterrupt | asyncio.CancelledError):
+            tracker.end(Ending.STOPPED, str(error))
+        else:
+            tracker.end(Ending.FAILED, f"{type(error).__name__}: {error}")
+        raise
+    tracker.end(Ending.FINISHED)
+
+
+def success_before_and_after(validations: Mapping[int, Mapping[str, float]]) -> str:
+    """Lines of text: held-out success at the first and the last evaluation, by tag."""
+    if not validations:
+        return "No held-out tasks were played: val_batch_size is 0."
+    first, last = validations[min(validations)], validations[max(validations)]
+    before, after = held_out(first), held_out(last)
+    if len(validations) == 1:
+        lines = [f"Held-out success, step {max(validations)}:"]
+        lines += [f"  {tag:<28} {score}" for tag, score in after.items()]
+    else:
+        lines = [f"Held-out success, step {min(validations)} -> step {max(validations)}:"]
+        for tag in dict.fromkeys([*before, *after]):
+            pair = before.get(tag, NOT_PLAYED), after.get(tag, NOT_PLAYED)
+            lines.append(f"  {tag:<28} {pair[0]} -> {pair[1]}   ({change(*pair)})")
+    if failed := failed_kinds(last):
+        lines.append(f"Failed in the last evaluation: {failed}.")
+    return "\n".join(lines)
+
+
+def best_checkpoint(selection: Selection, run_dir: Path) -> str:
+    """A line of text: the best evaluation, and where its weights are; empty where none was selected."""
+    step = selection.best_step
+    if step is None:
+        return ""
+    where = f"{run_dir / FOLDER / BEST}" if step else "the model that the run began with"
+    return f"Best {selection.metric}: {selection.scores[step]:.4g} after {step} steps, {where}"

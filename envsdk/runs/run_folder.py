@@ -6,9 +6,12 @@ folder.first_step, folder.batches
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,16 +21,16 @@ import yaml
 from envsdk.base.settings.problems import dotted
 from envsdk.base.settings.validation import shown
 from envsdk.base.store.atomic import make_folder, remove_leftovers, write_atomically
+from envsdk.base.store.file_lock import locked
 from envsdk.base.store.trajectories import read_metadata
 from envsdk.config.loading import LoadedConfig, leaves
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.runs.checkpoints import FOLDER as CHECKPOINTS
-from envsdk.runs.checkpoints import Checkpoint, RunState, find_checkpoint
+from envsdk.runs.checkpoints import Checkpoint, RunState, Selection, find_checkpoint
 from envsdk.runs.rollout_metrics import validation_problem
-from envsdk.runs.run_origin import check_seed
-from envsdk.runs.selection import Selection
+from envsdk.runs.run_origin import check_seed, model_of_run
 from envsdk.tracking import read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 
@@ -172,3 +175,32 @@ def keep_tokenizer(model: Path, folder: Path) -> None:
     tokenizer = model / "tokenizer.json"
     if tokenizer.is_file():
         write_atomically(folder / tokenizer.name, tokenizer.read_bytes())
+
+
+LOCK_PATIENCE_S = 5.0
+"""A process that was just killed may need a moment to end."""
+
+
+@contextmanager
+def only_run_in(
+    folder: Path, *, taken: str = "another process is training in", key: str = "exp_name"
+) -> Iterator[None]:
+    """Keep a second process out of `folder`: its error says who is there by `taken`, and to change `key`."""
+    make_folder(folder)
+    problem = ConfigurationError(f"{taken} {folder}; wait for it, or choose another {key}")
+    with locked(folder / ".lock", patience_s=LOCK_PATIENCE_S, taken=problem):
+        yield
+
+
+def begin(loaded: LoadedConfig, folder: RunFolder) -> tuple[Path, list[str]]:
+    """The model of the run in `folder`, which is made where it is missing, and the settings that changed.
+
+    Writes the configuration and the tokenizer into the folder.
+    """
+    # The interpreter's last searches for cycles take seconds where PyTorch and Ray are loaded.
+    atexit.register(gc.freeze)
+    model = model_of_run(loaded.config, has_begun=folder.has_begun)
+    changes = changed_settings(folder, loaded) if folder.has_begun else []
+    write_atomically(folder.path / CONFIG_FILE, loaded.resolved_yaml().encode())
+    keep_tokenizer(model, folder.path)
+    return model, changes

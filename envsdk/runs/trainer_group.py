@@ -269,17 +269,16 @@ class TrainerGroup:
     ) -> None:
         check_placement(spec.role, spec.placement)
         self._spec = spec
+        self.key = spec.key
+        """Its section of the configuration."""
+        self.world_size = num_ranks_of(spec.device_mapping)
+        """Number of ranks."""
         self._all_mappings = all_mappings
         self._placement_timeout_s = placement_timeout_s
         self._hosts: list[Any] = []
         self._reservation: Reservation | None = None
         self._failure: EnvsdkError | None = None
         self._num_calls = 0
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return num_ranks_of(self._spec.device_mapping)
 
     async def start(self) -> None:
         """Place the ranks and load the model on each.
@@ -335,11 +334,6 @@ class TrainerGroup:
     async def nodes(self) -> set[str]:
         """The nodes of all ranks."""
         return set(await asyncio.gather(*(host.node_id.remote() for host in self._hosts)))
-
-    @property
-    def key(self) -> str:
-        """Its section of the configuration."""
-        return self._spec.key
 
     async def save(self, folder: Path) -> None:
         """Every rank writes its part into `folder`; what ranks wrote on other machines is brought here.

@@ -51,11 +51,6 @@ class WeightBase:
         self.version = ""
         self._bytes: dict[str, Buffer] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that it takes."""
-        return sum(len(data) for data in self._bytes.values())
-
     def begin(self) -> None:
         """An update begins; until `complete` there is no version."""
         self.version = ""

@@ -25,7 +25,7 @@ import numpy as np
 
 from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import Bucket, UpdateInterrupted, fill_buckets, read_buckets
-from envsdk.weights.tensors import as_tensors
+from envsdk.weights.folders import as_tensors
 from envsdk.weights.versions import VersionGone
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ import ray
 
 from envsdk.contracts.failures import ConfigurationError, EngineError
 from envsdk.weights.delta import WeightBase
-from envsdk.weights.folders import optional_head
+from envsdk.weights.folders import copies, finite, optional_head, tensors_in
 from envsdk.weights.shapes import Shape, checked, shapes_in
-from envsdk.weights.tensors import copies, finite, tensors_in
 from envsdk.weights.update import TransferReport, WeightSender, WeightTransfer
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ class WeightSender:
         sender: BucketSender | None = None
         try:
             sender = self._sender()
-            for bucket in fill_buckets(remaining, self._next_buffer(sender)):
+            for bucket in fill_buckets(remaining, partial(self._next_buffer, sender)):
                 self._announce(sender, bucket)
             while self._under_way:
                 self._settle(sender)
@@ -217,13 +218,10 @@ class WeightSender:
                 address = ray.util.get_node_ip_address()
                 return BroadcastBucketSender(capacity, address, list(self._engines), device=self._device)
 
-    def _next_buffer(self, sender: BucketSender) -> Callable[[], Memory]:
-        def next_buffer() -> Memory:
-            while len(self._under_way) >= NUM_BUFFERS:
-                self._settle(sender)
-            return sender.buffer(self._num_buckets)
-
-        return next_buffer
+    def _next_buffer(self, sender: BucketSender) -> Memory:
+        while len(self._under_way) >= NUM_BUFFERS:
+            self._settle(sender)
+        return sender.buffer(self._num_buckets)
 
     def _announce(self, sender: BucketSender, bucket: Bucket) -> None:
         payloads = sender.payloads(bucket, self._num_buckets, list(self._engines))

@@ -37,7 +37,7 @@ HOUSE = House.read()
 
 PURE_CORES = {
     "envsdk/buffer/contract.py",
-    "envsdk/buffer/fairness.py",
+    "envsdk/buffer/admission.py",
     "envsdk/buffer/selection.py",
     "envsdk/explorers/weight_lag.py",
     "envsdk/contracts/run_limits.py",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envsdk.managers.depth import DepthControl
+from envsdk.managers.ledger_parts import DepthControl
 
 
 def control(alpha: float = 1.0, most: float = 4.0, groups_per_batch: int = 8) -> DepthControl:

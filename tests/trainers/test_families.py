@@ -18,8 +18,8 @@ from envsdk.engines.embedded.fast import FastDecoder
 from envsdk.engines.embedded.generic import GenericDecoder
 from envsdk.engines.engine import EngineConfig
 from envsdk.trainers.torch_trainer import TorchTrainer
+from envsdk.weights.folders import tensors_in
 from envsdk.weights.shapes import shapes_in
-from envsdk.weights.tensors import tensors_in
 from tests.by_day import by_day
 from tests.trainers.engine_replies import agreeing_replies
 from tests.trainers.families import FAMILIES, WITH_TOWERS, make_family, make_with_tower, save_family

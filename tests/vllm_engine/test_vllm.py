@@ -28,7 +28,7 @@ from envsdk.engines.engine import EngineConfig, GenerationRequest, GenerationRes
 from envsdk.engines.sampling import SamplingParams
 from envsdk.engines.vllm.engine import VLLMEngine
 from envsdk.engines.vllm.settings import SET_BY_ENGINE, VLLMSettings
-from envsdk.engines.vllm.weight_transfer import ALLOW_HANDLES
+from envsdk.engines.vllm.staged_weights import ALLOW_HANDLES
 from envsdk.testing.engines import gather, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -25,7 +25,7 @@ from envsdk.engines.vllm import backend as backend_module
 from envsdk.engines.vllm.backend import AsyncLLMBackend
 from envsdk.engines.vllm.engine import VLLMEngine
 from envsdk.engines.vllm.settings import VLLMSettings
-from envsdk.engines.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, WeightsOnCard, is_there
+from envsdk.engines.vllm.staged_weights import ALLOW_HANDLES, CONFIG, WeightsOnCard, is_there
 from envsdk.weights.buckets import UpdateInterrupted
 
 HERE = Path(__file__).parent

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from envsdk.contracts.failures import EngineError
 from envsdk.contracts.held import Held
+from envsdk.weights.folders import as_tensors as as_tensors
 from envsdk.weights.shapes import checked as checked
-from envsdk.weights.tensors import as_tensors as as_tensors
 
 Tensors = Iterable[tuple[str, Tensor]]
 """Weights by Hugging Face name, in any order."""

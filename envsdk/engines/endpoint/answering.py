@@ -27,7 +27,6 @@ from envsdk.contracts.chat import TooManyTokens
 from envsdk.contracts.support import Support
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
 from envsdk.engines.continuation import rows_of
-from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import (
     Messages,
@@ -38,6 +37,7 @@ from envsdk.engines.endpoint.messages import (
     spelled_out,
     takes_system,
 )
+from envsdk.engines.endpoint.protocol import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.record import Prompt, RecordedReply, message_keys, next_key
 from envsdk.engines.endpoint.reply_text import ReplyReader, ReplyText
 from envsdk.engines.endpoint.sampling import ContextFull, RepliesUsedUp, SamplingRules, sampling_params

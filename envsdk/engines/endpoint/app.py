@@ -23,11 +23,10 @@ from starlette.routing import Route
 
 from envsdk.contracts.players import POLICY
 from envsdk.engines.endpoint.answering import Answerer
-from envsdk.engines.endpoint.answers import Answer, OnPiece, Piece
 from envsdk.engines.endpoint.bodies import CHAT, COMPLETIONS
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.growing import Histories
-from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter
+from envsdk.engines.endpoint.parsing import Histories
+from envsdk.engines.endpoint.protocol import Answer, OnPiece, Piece, Protocol, ReplyHead, ReplyWriter
 from envsdk.engines.endpoint.protocols.anthropic import MESSAGES
 from envsdk.engines.endpoint.protocols.generate import GENERATE
 from envsdk.engines.endpoint.protocols.responses import RESPONSES

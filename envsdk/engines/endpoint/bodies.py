@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.engines.continuation import rows_of
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Answer, Piece, Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.reply_text import ThoughtText
 from envsdk.engines.endpoint.wire import ChatFields, CompletionFields, read_chat, read_completion

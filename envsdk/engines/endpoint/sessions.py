@@ -22,7 +22,7 @@ from typing import Any
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory
 from envsdk.engines.endpoint.errors import ApiError, invalid
-from envsdk.engines.endpoint.growing import Histories
+from envsdk.engines.endpoint.parsing import Histories
 from envsdk.engines.endpoint.record import ConversationRecord, message_keys, next_key
 from envsdk.engines.endpoint.sampling import ContextFull, SamplingRules
 from envsdk.engines.endpoint.trajectories import Reward, trajectory

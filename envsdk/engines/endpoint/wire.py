@@ -18,9 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.growing import GrowingList
 from envsdk.engines.endpoint.messages import FIRST, read_message
-from envsdk.engines.endpoint.parsing import MAX_STOPS, read_json, validate
+from envsdk.engines.endpoint.parsing import MAX_STOPS, GrowingList, read_json, validate
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, TaggedJson, Temperature, TopK, TopP
 from envsdk.engines.tool_calls.formats import OPENING, call_of
 

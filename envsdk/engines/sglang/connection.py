@@ -38,7 +38,6 @@ class Connection:
     """Owner: the engine, on its event loop."""
 
     def __init__(self, config: EngineConfig, settings: SGLangSettings, api_key: str | None) -> None:
-        self._config = config
         self._settings = settings
         self._process: ServerProcess | None = None
         base_url = settings.base_url
@@ -47,7 +46,12 @@ class Connection:
             base_url = f"http://127.0.0.1:{port}"
             arguments = server_arguments(config, settings, port=port)
             self._process = ServerProcess(settings.python or sys.executable, arguments)
-        self.client = SGLangClient(base_url, settings, api_key)
+        self._base_url = base_url.rstrip("/")
+        self._http = http_client(
+            api_key=api_key,
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+        )
         self._name = secrets.token_hex(4)
         """Name of this engine among all that ever used the server."""
         self._numbers = itertools.count()
@@ -74,7 +78,7 @@ class Connection:
         deadline = loop.time() + self._settings.start_timeout_s
         while True:
             try:
-                await self.client.get("/health")
+                await self.get("/health")
                 return
             except Unavailable as error:
                 await self._check_process()
@@ -96,7 +100,7 @@ class Connection:
         Raises ConfigurationError when it gives something else, Unavailable or ReplyRefused.
         """
         settings = self._settings
-        facts = read_facts(await self.client.get("/server_info"))
+        facts = read_facts(await self.get("/server_info"))
         if settings.deterministic and not facts.deterministic:
             raise ConfigurationError(
                 "strategy_config of engine `sglang`: `deterministic` is set, but the server was started "
@@ -109,9 +113,7 @@ class Connection:
                 "`--grammar-backend none`"
             )
         # Whatever an earlier engine left there ends.
-        await self.client.post(
-            "/update_weight_version", {"new_version": self.stamp(0), "abort_all_requests": True}
-        )
+        await self.post("/update_weight_version", {"new_version": self.stamp(0), "abort_all_requests": True})
         if settings.logprobs != "none":
             sharp, plain = await self._likeliest(1e-4), await self._likeliest(0.0)
             if sharp is not None and sharp == plain and plain < -1e-3:
@@ -128,7 +130,7 @@ class Connection:
             self._settings, rid=self.new_name(), input_ids=[0], sampling=sampling, max_new_tokens=1
         )
         logprobs: list[float] = []
-        async with aclosing(self.client.messages(body)) as messages:
+        async with aclosing(self.messages(body)) as messages:
             async for data in messages:
                 logprobs += read_message(
                     data, body=body, num_known=len(logprobs), stamp=self.stamp(0)
@@ -139,50 +141,27 @@ class Connection:
         """How full the KV cache is, 0 to 1. EngineError when the server ended or does not answer."""
         try:
             # Asks every scheduler process, and so tells when one hangs.
-            await self.client.get("/server_info")
-            return read_kv_usage(await self.client.get("/v1/loads?include=core"))
+            await self.get("/server_info")
+            return read_kv_usage(await self.get("/v1/loads?include=core"))
         except (Unavailable, ReplyRefused) as error:
             await self._check_process(_LAST_WORDS_S)  # why, where it can tell
             raise EngineError(f"SGLang's server does not answer: {error}") from error
 
-    async def close(self) -> None:
-        """End the server if it is ours. Idempotent."""
-        await self.client.close()
-        if self._process is not None:
-            await self._process.stop()
-
-
-class SGLangClient:
-    """Connections to one server. Owner: the engine, on its event loop.
-
-    Every method raises Unavailable or ReplyRefused.
-    """
-
-    def __init__(self, base_url: str, settings: SGLangSettings, api_key: str | None) -> None:
-        self._base_url = base_url.rstrip("/")
-        self._connect_timeout_s = settings.connect_timeout_s
-        self._silence_timeout_s = settings.silence_timeout_s
-        self._http = http_client(
-            api_key=api_key,
-            connect_timeout_s=settings.connect_timeout_s,
-            silence_timeout_s=settings.silence_timeout_s,
-        )
-
     def messages(self, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
-        """`data` of each message of one reply; see `http.events`."""
+        """`data` of each message of one reply; see `http.events`. Raises Unavailable or ReplyRefused."""
         # A request waits in silence for its turn; whether the server is alive is asked elsewhere.
-        limits = httpx2.Timeout(None, connect=self._connect_timeout_s)
+        limits = httpx2.Timeout(None, connect=self._settings.connect_timeout_s)
         return events(self._http, self._base_url + "/generate", body, limits=limits)
 
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> httpx2.Response:
-        """The answer, of a status that is a success."""
+        """The answer, of a status that is a success. Raises Unavailable or ReplyRefused."""
         return await self._ask("POST", path, dict(body or {}), timeout_s)
 
-    async def get(self, path: str, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """The JSON object in the answer; an empty one when there is none."""
-        response = await self._ask("GET", path, None, timeout_s)
+    async def get(self, path: str) -> dict[str, Any]:
+        """The JSON object in the answer; an empty one when there is none. Raises as `post`."""
+        response = await self._ask("GET", path)
         try:
             answer = response.json() if response.content else {}
         except ValueError as error:
@@ -190,10 +169,12 @@ class SGLangClient:
         return answer if isinstance(answer, dict) else {}
 
     async def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float | None
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float | None = None
     ) -> httpx2.Response:
         url = self._base_url + path
-        timeout = httpx2.Timeout(timeout_s or self._silence_timeout_s, connect=self._connect_timeout_s)
+        timeout = httpx2.Timeout(
+            timeout_s or self._settings.silence_timeout_s, connect=self._settings.connect_timeout_s
+        )
         try:
             response = await self._http.request(method, url, json=body, timeout=timeout)
         except httpx2.TransportError as error:
@@ -203,7 +184,10 @@ class SGLangClient:
         return response
 
     async def close(self) -> None:
+        """End the server if it is ours. Idempotent."""
         await self._http.aclose()
+        if self._process is not None:
+            await self._process.stop()
 
 
 STOP_GRACE_S = 20.0
@@ -304,7 +288,7 @@ class ServerRequests:
         deadline = loop.time() + _ABORT_GRACE_S
         while (name := self.names.get(reply)) and loop.time() < deadline:
             with suppress(Unavailable, ReplyRefused):
-                await self._connection.client.post("/abort_request", {"rid": name}, timeout_s=_ABORT_GRACE_S)
+                await self._connection.post("/abort_request", {"rid": name}, timeout_s=_ABORT_GRACE_S)
             await self._until(lambda: reply not in self.names, _AGAIN_S)
 
     async def let_end(self, holds: Callable[[Reply], bool]) -> None:
@@ -323,7 +307,7 @@ class ServerRequests:
         try:
             async with asyncio.timeout(timeout_s):
                 while there & self.names.keys():
-                    await self._connection.client.post("/abort_request", {"abort_all": True})
+                    await self._connection.post("/abort_request", {"abort_all": True})
                     await self._until(lambda: not there & self.names.keys(), _AGAIN_S)
         finally:
             self._is_clearing = False

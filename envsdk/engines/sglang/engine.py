@@ -209,7 +209,7 @@ class SGLangCore(TaskCore):
         )
         last = Delta((), (), None)
         num_known = 0
-        async with aclosing(self.connection.client.messages(body)) as messages:
+        async with aclosing(self.connection.messages(body)) as messages:
             async for data in messages:
                 last = read_message(data, body=body, num_known=num_known, stamp=stamp)
                 num_known += len(last.token_ids)

@@ -16,10 +16,9 @@ from envsdk.engines.engine import WeightReference
 from envsdk.engines.engine_support.failures import ReplyRefused, Unavailable
 from envsdk.engines.sglang.connection import Connection
 from envsdk.engines.sglang.settings import SGLangSettings
-from envsdk.weights.folders import optional_head, write_adapter, write_folder
+from envsdk.weights.folders import copies, optional_head, write_adapter, write_folder
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shape, checked, shapes_in
-from envsdk.weights.tensors import copies
 
 _TAGS = ("weights", "kv_cache")
 """The server's names for the memory that each step of `Held` adds."""
@@ -90,9 +89,7 @@ class ServerWeights:
         name = self._connection.new_name()
         body = {"lora_name": name, "lora_path": str(new.adapter)}
         try:
-            await self._connection.client.post(
-                "/load_lora_adapter", body, timeout_s=self._settings.update_timeout_s
-            )
+            await self._connection.post("/load_lora_adapter", body, timeout_s=self._settings.update_timeout_s)
         except (Unavailable, ReplyRefused) as error:
             raise EngineError(f"SGLang's server does not take the adapter: {error}") from error
         self._announced = name
@@ -100,15 +97,16 @@ class ServerWeights:
     async def swap(self, new: NewWeights, version: int) -> None:
         """Raises Unavailable or ReplyRefused: the server's weights are then unknown."""
         stamp = self._connection.stamp(version)
-        client = self._connection.client
         if new.full is not None:
             await self._read_full(new.full, stamp)
             self._has_other_weights = self._model is None or new.full != self._model.resolve()
         else:
-            await client.post("/update_weight_version", {"new_version": stamp, "abort_all_requests": False})
+            await self._connection.post(
+                "/update_weight_version", {"new_version": stamp, "abort_all_requests": False}
+            )
         former, self.lora_name = self.lora_name, self._announced
         if former is not None:
-            await client.post("/unload_lora_adapter", {"lora_name": former})
+            await self._connection.post("/unload_lora_adapter", {"lora_name": former})
         self.version = version
 
     async def hold(self, held: Held) -> None:
@@ -128,17 +126,17 @@ class ServerWeights:
 
     async def _occupy(self, verb: str, *tags: str) -> None:
         path, seconds = f"/{verb}_memory_occupation", self._settings.update_timeout_s
-        await self._connection.client.post(path, {"tags": list(tags)}, timeout_s=seconds)
+        await self._connection.post(path, {"tags": list(tags)}, timeout_s=seconds)
 
     async def _empty_cache(self) -> None:
         # Right after a request's end the scheduler may still be at its last step, and an update that finds it
         # there cannot empty the cache, which ends the server. This waits, and fails instead.
         silence_s = self._settings.silence_timeout_s
-        await self._connection.client.post(f"/flush_cache?timeout={silence_s:g}", timeout_s=2 * silence_s)
+        await self._connection.post(f"/flush_cache?timeout={silence_s:g}", timeout_s=2 * silence_s)
 
     async def _read_full(self, folder: Path, stamp: str) -> None:
         await self._empty_cache()
-        await self._connection.client.post(
+        await self._connection.post(
             "/update_weights_from_disk",
             {
                 "model_path": str(folder),

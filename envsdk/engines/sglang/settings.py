@@ -15,8 +15,8 @@ from envsdk.base.settings.memory import Memory, ModelSizes
 from envsdk.base.settings.problems import Problem
 from envsdk.base.store.model_files import positions_problem
 from envsdk.engines.engine import EngineConfig
-from envsdk.engines.engine_support.settings import PassThroughSettings
 from envsdk.engines.sampling import SamplingShape
+from envsdk.engines.settings import PassThroughSettings
 
 _ARGUMENTS = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text(encoding="utf-8"))
 SET_BY_ENGINE: dict[str, str] = _ARGUMENTS["set_by_engine"]

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 from envsdk.contracts.trajectory import FinishReason
 from envsdk.engines.engine import EngineFailure, ErrorKind, PromptScores, TopTokens
 from envsdk.engines.engine_support.failures import TRANSIENT_STATUSES, ReplyRefused, Unavailable, error_text
-from envsdk.engines.engine_support.settings import ROUTED_EXPERTS
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.sampling import SamplingParams
+from envsdk.engines.settings import ROUTED_EXPERTS
 from envsdk.engines.sglang.settings import SGLangSettings
 from envsdk.engines.tagged_json import change_fields, sglang_structure
 

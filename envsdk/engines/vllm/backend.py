@@ -22,8 +22,7 @@ from envsdk.contracts.held import Held
 from envsdk.engines.core import Counters
 from envsdk.engines.engine import EngineConfig
 from envsdk.engines.vllm.settings import OWNER, VLLMSettings, engine_args
-from envsdk.engines.vllm.staged_weights import Handle
-from envsdk.engines.vllm.weight_transfer import ALLOW_HANDLES, CONFIG, begin, is_there, transfer
+from envsdk.engines.vllm.staged_weights import ALLOW_HANDLES, CONFIG, Handle, begin, is_there, transfer
 
 _INSTALL = (
     "engine `vllm` needs the package vllm, which cannot be imported here: `pip install 'envsdk[vllm]'` for "

@@ -9,7 +9,6 @@ vLLM computes in processes of its own and stamps each token with the version of 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -34,18 +33,16 @@ from envsdk.engines.front import EngineFront, model_of, settings_of
 from envsdk.engines.refusals import bad_structure
 from envsdk.engines.vllm.backend import AsyncLLMBackend
 from envsdk.engines.vllm.settings import VLLMSettings, end_token, why_not_renewed
-from envsdk.engines.vllm.staged_weights import StagedWeights, stage
+from envsdk.engines.vllm.staged_weights import StagedWeights, WeightsOnCard, stage
 from envsdk.engines.vllm.translate import (
     read_output,
     read_progress,
     sampling_options,
     why_refused,
 )
-from envsdk.engines.vllm.weight_transfer import WeightsOnCard
-from envsdk.weights.folders import optional_head, write_adapter
+from envsdk.weights.folders import as_tensors, optional_head, write_adapter
 from envsdk.weights.lora import Adapter, told_apart
 from envsdk.weights.shapes import Shapes, shapes_in
-from envsdk.weights.tensors import as_tensors
 
 _DROPPED = -1
 """Version of weights that are gone."""
@@ -91,7 +88,7 @@ class VLLMCore(TaskCore):
         self._model = config.model
         self._expected = shapes_in(config.model)
         self._optional = optional_head(config.model, self._expected)
-        self._adapter_folder: AdapterFolder | None = None
+        self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         self._has_other_weights = False
         """Full weights replaced those of the model's folder."""
         self._version = 0
@@ -109,7 +106,7 @@ class VLLMCore(TaskCore):
         await self._backend.start()
         self.weight_device = self._backend.weight_device
         if self.abilities.lora:
-            self._adapter_folder = AdapterFolder()
+            self._adapter_folder = tempfile.TemporaryDirectory(prefix="envsdk-adapter-", dir=_MEMORY)
             await self._use_adapter(no_adapter(self._expected))
 
     def why_refused(self, request: GenerationRequest) -> EngineFailure | None:
@@ -194,8 +191,10 @@ class VLLMCore(TaskCore):
 
     async def _use_adapter(self, adapter: Adapter) -> None:
         assert self._adapter_folder is not None
-        await asyncio.to_thread(self._adapter_folder.write, adapter)
-        await self._backend.load_adapter(self._adapter_folder.path)
+        folder = Path(self._adapter_folder.name)
+        # In place of the earlier one, which vLLM is not reading.
+        await asyncio.to_thread(write_adapter, adapter, folder)
+        await self._backend.load_adapter(folder)
 
     async def swap(self, prepared: _NewWeights, version: int, *, is_frozen: bool) -> None:
         await self._backend.freeze(forget=self._settings.kv_after_update == "recompute")
@@ -236,7 +235,7 @@ class VLLMCore(TaskCore):
         await self.end_tasks()
         await self._backend.close()
         if self._adapter_folder is not None:
-            self._adapter_folder.close()
+            self._adapter_folder.cleanup()
 
 
 class VLLMEngine(EngineFront):
@@ -261,25 +260,9 @@ class VLLMEngine(EngineFront):
         return cls(core, name="vllm", sequence_length=config.sequence_length)
 
 
-_MEMORY = Path("/dev/shm")
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _ADAPTED = ("q_proj.weight", "qkv_proj.weight", "query_key_value.weight", "o_proj.weight")
 """Some of what vLLM adapts in every architecture that it adapts at all."""
-
-
-class AdapterFolder:
-    """Owner: one engine; `close` when vLLM has ended."""
-
-    def __init__(self) -> None:
-        place = _MEMORY if _MEMORY.is_dir() else None
-        self.path = Path(tempfile.mkdtemp(prefix="envsdk-adapter-", dir=place))
-
-    def write(self, adapter: Adapter) -> None:
-        """In place of the earlier one, which vLLM must not be reading."""
-        write_adapter(adapter, self.path)
-
-    def close(self) -> None:
-        """Idempotent."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def no_adapter(expected: Shapes) -> Adapter:

@@ -14,8 +14,8 @@ from envsdk.base.settings.problems import Problem
 from envsdk.base.store.model_files import COUNTED, positions_problem, text_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.engines.engine import EngineConfig
-from envsdk.engines.engine_support.settings import PassThroughSettings
 from envsdk.engines.sampling import SamplingShape
+from envsdk.engines.settings import PassThroughSettings
 
 WORKER_EXTENSION = "envsdk.engines.vllm.worker.WorkerExtension"
 OWNER = "ENVSDK_VLLM_OWNER"

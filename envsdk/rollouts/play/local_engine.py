@@ -24,7 +24,7 @@ from envsdk.rollouts.play.model import check_model, find_model_folder, load_weig
 from envsdk.rollouts.play.options import in_python
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import DEFAULT_SEQUENCE_LENGTH
-from envsdk.weights.tensors import finite
+from envsdk.weights.folders import finite
 
 if TYPE_CHECKING:
     from envsdk.config import RunConfig

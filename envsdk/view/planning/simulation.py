@@ -20,8 +20,8 @@ from itertools import count
 from typing import Literal, NamedTuple
 
 from envsdk.contracts.failures import EnvsdkError
-from envsdk.managers.depth import depth_control
 from envsdk.managers.ledger import RolloutLedger
+from envsdk.managers.ledger_parts import depth_control
 from envsdk.managers.ledger_types import (
     Cancel,
     Command,

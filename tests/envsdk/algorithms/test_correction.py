@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.algorithms.args import AlgorithmArgs
+from envsdk.algorithms.args import AlgorithmArgs, TrainInferCorrection
 from envsdk.algorithms.correction import correction
-from envsdk.algorithms.correction_args import TrainInferCorrection
 from envsdk.algorithms.loss_settings import uses_proximal
 from envsdk.algorithms.losses import PolicyTokens
 from envsdk.contracts.failures import ConfigurationError

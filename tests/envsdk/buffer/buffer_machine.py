@@ -165,16 +165,13 @@ class BufferMachine(RuleBasedStateMachine):
         if twice:
             assert set(self.buffer.explorer.put(player.member, finished)) >= refused
 
-    @rule(name=NAMES, gives_back=st.booleans())
-    def give_up(self, name: str, gives_back: bool) -> None:
+    @rule(name=NAMES)
+    def give_up(self, name: str) -> None:
         player = self.players.get(name)
         if player is None or not player.playing:
             return
         group = player.playing.pop()
-        if gives_back:
-            self.buffer.explorer.hand_back(player.member, [group])
-        else:
-            self.buffer.explorer.drop(player.member, {group: "filtered"})
+        self.buffer.explorer.drop(player.member, {group: "filtered"})
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 20.0, 31.0]), trainer_lives=st.booleans())
     def wait(self, seconds: float, trainer_lives: bool) -> None:

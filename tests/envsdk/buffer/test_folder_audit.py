@@ -16,9 +16,8 @@ import pytest
 
 from benchmarks.audit_run import audit as audit_run
 from envsdk.base.store.trajectories import write_trajectories
-from envsdk.buffer.audit import audit
+from envsdk.buffer.audit import audit, audit_folder
 from envsdk.buffer.command import main
-from envsdk.buffer.folder_audit import audit_folder
 from envsdk.buffer.payload import from_bytes
 from envsdk.buffer.places import opened
 from envsdk.runs.checkpoints import RunState, write_checkpoint

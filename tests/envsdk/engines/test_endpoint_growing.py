@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_endpoint_messages import user
 
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.growing import GrowingList, Histories
 from envsdk.engines.endpoint.messages import RecentMessages
+from envsdk.engines.endpoint.parsing import GrowingList, Histories
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
 from envsdk.engines.endpoint.protocols.responses_request import read_responses
 from envsdk.engines.endpoint.wire import ChatFields, read_chat

@@ -10,11 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envsdk.contracts.trajectory import FinishReason
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import settled
-from envsdk.engines.endpoint.protocol import ReplyHead
+from envsdk.engines.endpoint.parsing import Histories
+from envsdk.engines.endpoint.protocol import Answer, Piece, ReplyHead
 from envsdk.engines.endpoint.protocols.anthropic import MessagesWriter, error_body
 from envsdk.engines.endpoint.protocols.anthropic_request import read_messages
 from envsdk.engines.endpoint.record import Prompt, message_keys, next_key

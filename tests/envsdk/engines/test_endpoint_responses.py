@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from envsdk.contracts.trajectory import VersionSpan
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.growing import Histories
-from envsdk.engines.endpoint.protocol import ReplyHead
+from envsdk.engines.endpoint.parsing import Histories
+from envsdk.engines.endpoint.protocol import Answer, Piece, ReplyHead
 from envsdk.engines.endpoint.protocols.responses import RESPONSES, ResponsesWriter
 from envsdk.engines.endpoint.protocols.responses_request import ResponsesRequest
 from envsdk.engines.endpoint.protocols.responses_request import read_responses as read_request

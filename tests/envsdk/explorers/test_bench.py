@@ -17,7 +17,7 @@ from envsdk.contracts.failures import EnvsdkError
 from envsdk.contracts.trajectory import RolloutBatch
 from envsdk.explorers.bench import Bench
 from envsdk.explorers.published import PublishedVersions
-from envsdk.explorers.weights import FetchedVersion
+from envsdk.explorers.weights import FetchedVersion, VersionReader
 from envsdk.tracking import JsonlTracker, read_metrics
 from tests.envsdk.explorers.trainer_stand_in import TrainerStandIn
 from tests.envsdk.view.view_runs import make_trajectory
@@ -34,8 +34,10 @@ class Held:
         self.weights = weights
 
 
-class NumberReader:
+class NumberReader(VersionReader):
     """The weights of a version are its number."""
+
+    def __init__(self) -> None: ...
 
     async def fetch(self, published: PublishedVersion) -> FetchedVersion:
         weights: Any = {"number": published.version}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.explorers.evaluation_plan import EvaluationPlan
+from envsdk.explorers.bench import EvaluationPlan
 
 
 def evaluated(plan: EvaluationPlan, looks: list[int], last: int) -> tuple[list[int], list[int]]:

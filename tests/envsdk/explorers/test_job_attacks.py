@@ -34,8 +34,10 @@ def loaded(tmp_path: Path) -> LoadedConfig:
     return load_config("agentic_trainer.yaml", overrides)
 
 
-class Nowhere:
+class Nowhere(VersionPublisher):
     """Keeps no weights."""
+
+    def __init__(self) -> None: ...
 
     def still_has(self, version: int) -> bool:
         return False

@@ -16,8 +16,7 @@ from envsdk.config.env_models import CustomEnv
 from envsdk.config.models import RunConfig
 from envsdk.contracts.chat import digests
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.explorers.meaning import meaning_of
-from envsdk.explorers.membership import Membership, open_buffer, terms_of
+from envsdk.explorers.membership import Membership, meaning_of, open_buffer, terms_of
 from envsdk.explorers.start import run
 from envsdk.explorers.weights import VersionReader
 from envsdk.weights.versions import write_version

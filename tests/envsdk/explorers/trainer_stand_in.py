@@ -8,7 +8,7 @@ from pathlib import Path
 from envsdk.buffer.contract import PublishedVersion, Role
 from envsdk.config.models import RunConfig
 from envsdk.explorers.membership import open_buffer, terms_of
-from envsdk.explorers.weights import FetchedVersion
+from envsdk.explorers.weights import FetchedVersion, VersionReader
 from envsdk.weights.versions import VersionGone
 
 
@@ -36,8 +36,10 @@ class TrainerStandIn:
         self.buffer.engine.dispose()
 
 
-class FolderReader:
+class FolderReader(VersionReader):
     """Gives the folders themselves."""
+
+    def __init__(self) -> None: ...
 
     async def fetch(self, published: PublishedVersion) -> FetchedVersion:
         folder = Path(published.location["folder"])

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.runs.engine_placement import device_bundle, engine_places
-from envsdk.runs.rank_placement import rank_places
+from envsdk.runs.rank_placement import device_bundle, engine_places, rank_places
 
 
 @given(per_engine=st.integers(1, 4), engines_of_node=st.lists(st.integers(1, 3), min_size=1, max_size=3))

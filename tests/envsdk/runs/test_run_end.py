@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envsdk.runs.run_end import success_before_and_after
+from envsdk.runs.run import success_before_and_after
 
 FIRST = {"val/success/Lake": 0.25, "val/success/mean": 0.25, "val/episodes": 8.0}
 LAST = {"val/success/Lake": 0.5, "val/success/mean": 0.5, "val/episodes": 8.0}

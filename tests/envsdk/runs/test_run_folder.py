@@ -56,7 +56,7 @@ def ledger_state(next_group_id: int) -> LedgerState:
 
 
 def test_no_second_process_trains_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envsdk.runs.opening.LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("envsdk.runs.run_folder.LOCK_PATIENCE_S", 0.0)
     (tmp_path / "run").mkdir()
     lock = locked(tmp_path / "run" / ".lock", patience_s=0)
     with lock, pytest.raises(ConfigurationError, match="another process is training in"):

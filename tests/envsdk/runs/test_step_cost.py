@@ -10,7 +10,7 @@ import pytest
 from envsdk.config.loading import load_config
 from envsdk.contracts.failures import EnvsdkError, Interrupted
 from envsdk.contracts.trajectory import RolloutBatch
-from envsdk.runs.run_end import ending_told
+from envsdk.runs.run import ending_told
 from envsdk.runs.step_log import StepLog
 from envsdk.tracking import Ending, open_trackers, read_metrics
 from envsdk.tracking.timeline import Timeline, Track

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.protocol import Protocol, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Answer, Piece, Protocol, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.anthropic_request import FINISHED, UNFINISHED, read_messages
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.reply_text import Part, ThoughtText

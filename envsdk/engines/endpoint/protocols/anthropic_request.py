@@ -16,9 +16,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from envsdk.engines.endpoint.errors import unsupported
-from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import MAX_STOPS, OpenBody, check_names, read_json, unknown_in, validate
+from envsdk.engines.endpoint.parsing import (
+    MAX_STOPS,
+    Histories,
+    OpenBody,
+    check_names,
+    read_json,
+    unknown_in,
+    validate,
+)
 from envsdk.engines.endpoint.wire import ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopK, TopP
 from envsdk.engines.tool_calls.reading import THOUGHT

@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envsdk.base.settings.nearest import suggest
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.bodies import DONE, token_json, usage_of
 from envsdk.engines.endpoint.errors import ApiError, invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST
 from envsdk.engines.endpoint.parsing import read_json
-from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Answer, Piece, Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.record import Prompt
 from envsdk.engines.endpoint.wire import CompletionFields, read_fields
 from envsdk.engines.engine import TopTokens

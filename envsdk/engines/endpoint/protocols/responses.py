@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envsdk.engines.endpoint.answers import Answer, Piece
 from envsdk.engines.endpoint.errors import ApiError
-from envsdk.engines.endpoint.protocol import Protocol, ReplyHead, ReplyWriter, server_sent
+from envsdk.engines.endpoint.protocol import Answer, Piece, Protocol, ReplyHead, ReplyWriter, server_sent
 from envsdk.engines.endpoint.protocols.responses_request import (
     NAMES,
     SEALED,

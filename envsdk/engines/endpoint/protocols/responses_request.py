@@ -19,9 +19,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
-from envsdk.engines.endpoint.growing import Histories
 from envsdk.engines.endpoint.messages import FIRST
-from envsdk.engines.endpoint.parsing import OpenBody, check_names, read_json, unknown_in, validate
+from envsdk.engines.endpoint.parsing import Histories, OpenBody, check_names, read_json, unknown_in, validate
 from envsdk.engines.endpoint.wire import NOT_HELD, ChatFields, chat_fields
 from envsdk.engines.sampling import Temperature, TopP
 from envsdk.engines.tool_calls.input_grammar import Inexpressible, input_pattern
