@@ -44,7 +44,7 @@ params = st.fixed_dictionaries(
 def holds(row: dict[str, object], asked: dict[str, str]) -> bool:
     """The meaning of a filter, spelled out on one row."""
     result = "failed" if row["outcome"] == "failed" else "yes" if row["success"] else "no"
-    low = float(asked.get("reward_min") or "-inf")
+    low = asked.get("reward_min")
     checks = [
         asked.get("tag", row["tag"]) == row["tag"],
         asked.get("use", row["use"]) == row["use"],
@@ -52,7 +52,7 @@ def holds(row: dict[str, object], asked: dict[str, str]) -> bool:
         asked.get("failure") in (None, row["boundary"], f"{row['boundary']}/{row['failure']}"),
         asked.get("task") in (None, f"{row['split']}/{row['task']}"),
         asked.get("group") in (None, f"{row['origin']}/{row['grp']}"),
-        row["reward"] >= low,
+        not low or (row["reward"] is not None and row["reward"] >= float(low)),  # a failed one has none
         row["turns"] <= float(asked.get("turns_max") or "inf"),
         row["step"] >= float(asked.get("step_min") or "-inf"),
         # Of each reply in the examples the last token is of the next version.
