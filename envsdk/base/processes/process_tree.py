@@ -40,8 +40,9 @@ def _living_descendants(pid: int) -> list[int]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
+    """Whether it has memory: zombies have none, nor has a namespace's first process that waits for them."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.memory_info().vms)
     except psutil.NoSuchProcess:
         return False
 
