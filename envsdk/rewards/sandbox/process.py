@@ -200,7 +200,9 @@ class Process:
             await asyncio.shield(self._gone)
         except asyncio.CancelledError:
             self.end(ExecEnd.INFRASTRUCTURE)
-            await asyncio.shield(self._gone)
+            while not self._gone.done():  # however often it is cancelled: nobody else would bury them
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(self._gone)
             raise
         finally:
             timer.cancel()

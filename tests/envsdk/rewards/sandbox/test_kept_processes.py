@@ -18,6 +18,7 @@ from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxBackend
 from envsdk.rewards.sandbox.bubblewrap import BubblewrapBackend
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
+from envsdk.rewards.sandbox.process import GONE_TIMEOUT_S
 from envsdk.rewards.sandbox.terminal import open_terminal
 from envsdk.rewards.sandbox.unsandboxed import UnsandboxedBackend
 from tests.envsdk.rewards.sandbox.boxes import Start, processes_of, said, until
@@ -67,6 +68,18 @@ async def test_a_command_ends_with_its_shell_whatever_still_prints(kept: Bubblew
     assert flood.reason is ExecEnd.EXIT
     assert flood.total_bytes <= 32 << 20
     assert said(await kept.exec("pgrep -c yes", timeout_s=30)) == "1"
+
+
+async def test_a_command_that_is_cancelled_again_and_again_holds_nothing_up(kept: BubblewrapSandbox) -> None:
+    running = asyncio.create_task(kept.exec("touch /tmp/begun; sleep 1000", timeout_s=60))
+    await until((kept.folder / "layers/0/tmp/begun").exists)
+    closing = asyncio.create_task(kept.close())
+    while not running.done():
+        running.cancel()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(GONE_TIMEOUT_S / 2):
+        await closing
+    assert processes_of(kept.shared.lease) == []
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["timeout", "cancelled"])
