@@ -33,7 +33,7 @@ async def be_healthy(tried: Callable[[], Awaitable[str | None]], check: Healthch
         starting = clock() < counts_from
         failures += not starting
         if failures >= check.retries:
-            raise BoxBroken(f"{where}: failed {failures} times: {output.strip()[-300:]}")
+            raise BoxBroken(f"{where}: failed {failures} times: {output.strip()[-300:] or 'it says nothing'}")
         await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
 
 
