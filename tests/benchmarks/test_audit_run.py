@@ -162,7 +162,7 @@ def fail_without_a_reason(rows: list[dict[str, Any]]) -> None:
 
 def score_a_failure(rows: list[dict[str, Any]]) -> None:
     failed = next(row for row in rows if row["failure"] is not None)
-    failed.update(failure=None, outcome="terminated")
+    failed.update(failure=None, outcome="terminated", success=False, total_reward=0.0)
 
 
 def tell_another_reward(rows: list[dict[str, Any]]) -> None:

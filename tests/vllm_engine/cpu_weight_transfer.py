@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from envsdk.engines.vllm import weight_transfer
+from envsdk.engines.vllm import staged_weights
 from envsdk.engines.vllm import worker as own_worker
 from envsdk.engines.vllm.settings import OWNER
 from envsdk.weights.device_memory import Handle
@@ -44,8 +44,8 @@ def rebuild(*arguments: Any) -> Tensor:
 def on_this_side() -> Iterator[None]:
     """Handles are to main memory inside."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_transfer, "share", share)
-        patch.setattr(weight_transfer, "card_of", lambda device: CARD)
+        patch.setattr(staged_weights, "share", share)
+        patch.setattr(staged_weights, "card_of", lambda device: CARD)
         yield
 
 

@@ -35,7 +35,8 @@ from envsdk.contracts.policy import SequenceFull
 from envsdk.contracts.prompts import Message
 from envsdk.contracts.seeds import stable_seed
 from envsdk.engines.endpoint.messages import spelled_out
-from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
+from envsdk.rollouts.datasets.conversation import Conversation
+from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
 if TYPE_CHECKING:

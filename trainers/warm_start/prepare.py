@@ -53,7 +53,7 @@ from envsdk.engines.endpoint.messages import spelled_out
 from envsdk.managers.policies import OraclePolicy, policy_class
 from envsdk.managers.traj_env_manager import prompt_too_long
 from envsdk.rewards.prompt_data.opening import open_prompts
-from envsdk.rollouts.datasets.conversations import conversations_of
+from envsdk.rollouts.datasets.conversation import conversations_of
 from envsdk.rollouts.play.options import ENDPOINT, PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import MODEL, Player, make_player
 from envsdk.rollouts.play.source import resolve_source

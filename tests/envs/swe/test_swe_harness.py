@@ -36,7 +36,7 @@ async def test_what_a_program_leaves_is_graded_and_what_it_was_answered_is_the_t
     assert "spanset/spans.py" in episode.turns[1].observation
     assert episode.turns[-1].metrics["harness_succeeded"] == 1.0
     assert episode.generate_s + episode.env_s <= episode.ended_at - episode.started_at
-    assert json.loads(episode.turns[-1].details or "")["task"] == TASK.instance_id
+    assert episode.task_name == TASK.instance_id
     (line,) = episode.segments()
     assert [turn.reply for turn in line.turns] == [bash("git ls-files"), GOLD, SUBMIT]
 

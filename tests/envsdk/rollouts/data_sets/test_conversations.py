@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import AgentPrompts, Line, TagPrompts
-from envsdk.rollouts.datasets.conversations import Conversation, read_conversations
+from envsdk.rollouts.datasets.conversation import Conversation
+from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.rollouts.datasets.formats import export, make_formats
 from envsdk.rollouts.datasets.reading import open_dataset
 from envsdk.rollouts.datasets.saving import save_episodes
