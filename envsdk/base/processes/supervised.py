@@ -182,6 +182,7 @@ def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
     CALLS.share(memoryview(calls).cast("B").cast("d"))
     with contextlib.suppress(ThreadInterrupted):  # asked for, also while it sends
         pipe.send(_played(share, pipe.send))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself
 
 
 def _played(share: Share[Any], send: Callable[[Any], None]) -> Exception | None:
