@@ -27,8 +27,9 @@ from envsdk.base.processes.garbage import collect_rarely, collect_when_grown
 from envsdk.config.ray_models import RolePlacement
 from envsdk.contracts.failures import Boundary, ConfigurationError, RolloutStalled
 from envsdk.contracts.trajectory import RolloutBatch, Task, Trajectory
-from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes, GroupFilters
+from envsdk.managers.batch_files import BatchFiles, FinishedEpisodes
 from envsdk.managers.env_worker import Control, Finished, FromWorker, ToWorker, WorkerId, WorkerSetup
+from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.ledger import RolloutLedger
 from envsdk.managers.ledger_log import LedgerLog, recorded
 from envsdk.managers.ledger_parts import depth_control

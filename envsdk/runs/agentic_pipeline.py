@@ -37,10 +37,11 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TeacherScores, TrainBatch
 from envsdk.contracts.trajectory import RolloutBatch, Trajectory
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.checkpoints import RunState, Selection, link_best, write_checkpoint
+from envsdk.runs.checkpoints import RunState, link_best, write_checkpoint
 from envsdk.runs.rollout_cluster import engines_and_workers
 from envsdk.runs.rollout_metrics import validation_metrics, validation_problem
 from envsdk.runs.run_folder import RunFolder, validations_of
+from envsdk.runs.selection import Selection
 from envsdk.runs.shared_devices import SharedDevices
 from envsdk.runs.step_log import StepLog
 from envsdk.runs.trainers import Trainers

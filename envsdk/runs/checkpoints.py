@@ -17,11 +17,10 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from envsdk.base.store.atomic import fsync_tree, make_folder, remove_folder, replaced_folder, storage_error
 from envsdk.base.store.file_digests import describe
-from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError, StorageError
 
 FOLDER = "checkpoints"
@@ -148,65 +147,3 @@ def _read(folder: Path) -> Checkpoint:
             f"checkpoint {folder} is damaged ({error}); remove it, and the run continues from another"
         ) from error
     return Checkpoint(folder=folder, state=state)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The values of one held-out metric so far, which say what checkpoint is the best. Pure.
-
-    Selection.of(config) -> (with_evaluation)* -> best_step, is_over        Owner: the pipeline.
-    """
-
-    metric: str | None
-    """Name of the metric; None: nothing is selected."""
-    greater_is_better: bool = True
-    patience: int | None = None
-    """Evaluations in a row without a new best value that end the run; None: none do."""
-    scores: Mapping[int, float] = field(default_factory=dict)
-    """Value by the step that was evaluated."""
-
-    @classmethod
-    def of(cls, config: RunConfig, state: Mapping[str, Any] | None = None) -> Self:
-        """As `config` asks, with the evaluations in `state` if they are of the same metric."""
-        metric = config.metric_for_best_model
-        stored = state["scores"] if state is not None and state["metric"] == metric else {}
-        return cls(
-            metric=metric,
-            greater_is_better=config.greater_is_better,
-            patience=config.early_stopping_patience,
-            scores={int(step): float(value) for step, value in stored.items()},
-        )
-
-    def state(self) -> dict[str, Any] | None:
-        """JSON-ready, for a checkpoint."""
-        if self.metric is None:
-            return None
-        return {"metric": self.metric, "scores": {str(step): value for step, value in self.scores.items()}}
-
-    def with_evaluation(self, step: int, metrics: Mapping[str, float]) -> Self:
-        """After the evaluation of `step`; one that is made again counts once.
-
-        ConfigurationError when it has no such metric.
-        """
-        if self.metric is None:
-            return self
-        if self.metric not in metrics:
-            known = ", ".join(sorted(metrics))
-            raise ConfigurationError(
-                f"metric_for_best_model: no evaluation of this run has `{self.metric}`; it has {known}"
-            )
-        return replace(self, scores={**self.scores, step: metrics[self.metric]})
-
-    @property
-    def best_step(self) -> int | None:
-        """The step with the best value, the earliest of equal ones; None before the first evaluation."""
-        sign = 1 if self.greater_is_better else -1
-        return max(sorted(self.scores), key=lambda step: sign * self.scores[step], default=None)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the patience is used up."""
-        best = self.best_step
-        if self.patience is None or best is None:
-            return False
-        return sum(step > best for step in self.scores) >= self.patience

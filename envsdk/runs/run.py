@@ -25,12 +25,13 @@ from envsdk.managers.ray_nodes import find_driver_files, this_node
 from envsdk.managers.ray_runtime import ray_runtime
 from envsdk.runs.agentic_pipeline import AgenticPipeline
 from envsdk.runs.batch_source import BatchSource
-from envsdk.runs.checkpoints import BEST, FOLDER, Selection
+from envsdk.runs.checkpoints import BEST, FOLDER
 from envsdk.runs.engine_group import Say
 from envsdk.runs.lost_runtime import lost_runtime
 from envsdk.runs.node_watch import watch_nodes
 from envsdk.runs.rollout_cluster import PlayedBatches
 from envsdk.runs.run_folder import RunFolder, begin, lacks_last_evaluation, only_run_in, stopped_early
+from envsdk.runs.selection import Selection
 from envsdk.runs.trainers import Trainers
 from envsdk.tracking import open_trackers
 from envsdk.tracking.timeline import Timeline

@@ -28,9 +28,10 @@ from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerState
 from envsdk.runs.checkpoints import FOLDER as CHECKPOINTS
-from envsdk.runs.checkpoints import Checkpoint, RunState, Selection, find_checkpoint
+from envsdk.runs.checkpoints import Checkpoint, RunState, find_checkpoint
 from envsdk.runs.rollout_metrics import validation_problem
 from envsdk.runs.run_origin import check_seed, model_of_run
+from envsdk.runs.selection import Selection
 from envsdk.tracking import read_metrics
 from envsdk.tracking.jsonl import FILE_NAME as METRICS_FILE
 

@@ -61,6 +61,8 @@ PURE_CORES = {
     "envsdk/engines/tool_calls/reading.py",
     "envsdk/engines/engine_pool.py",
     "envsdk/runs/device_turns.py",
+    "envsdk/runs/selection.py",
+    "managers/group_judge.py",
     "envsdk/base/display/scores.py",
     "envsdk/tracking/cost.py",
     "envsdk/tracking/learning_signs.py",

@@ -18,7 +18,7 @@ from envsdk.algorithms.group_filters import (
 )
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure, RolloutStalled
 from envsdk.contracts.trajectory import Outcome, Task, Trajectory, Turn
-from envsdk.managers.batch_files import GroupFilters
+from envsdk.managers.group_judge import GroupFilters
 from tests.trajectories import trajectory_with
 
 ENTRIES: TypeAdapter[list[GroupFilterEntry]] = TypeAdapter(GroupFilterEntries)

@@ -28,9 +28,9 @@ from envsdk.contracts.prompts import AgentPrompts
 from envsdk.contracts.trajectory import Outcome, RolloutBatch, Task, Trajectory, VersionSpan
 from envsdk.contracts.turn_env import AnyTextSpaces
 from envsdk.envs.tic_tac_toe import SPEC
-from envsdk.managers.batch_files import GroupFilters
 from envsdk.managers.env_host import EnvBlueprint
 from envsdk.managers.episode import EpisodeOrder
+from envsdk.managers.group_judge import GroupFilters
 from envsdk.managers.policies import opponents
 from envsdk.managers.traj_env_manager import TagSetup, TrajEnvManager
 from envsdk.rollouts.play.local_runner import TaskListLeases

@@ -18,10 +18,10 @@ from envsdk.config import load_config
 from envsdk.config.loading import LoadedConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.runs.agentic_pipeline import AgenticPipeline
-from envsdk.runs.checkpoints import Selection
 from envsdk.runs.run import best_checkpoint
 from envsdk.runs.run import run as train
 from envsdk.runs.run_folder import RunFolder, stopped_early
+from envsdk.runs.selection import Selection
 from envsdk.tracking.timeline import Timeline
 
 METRIC = "val/success/mean"
