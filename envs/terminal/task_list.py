@@ -96,7 +96,9 @@ def read_tasks(
             tasks.append(task)
     if not tasks and not refused:
         almost = "".join(f"\n  {line}" for line in strays(root))
-        raise ConfigurationError(f"{root}: no folder in it has a task.toml, so there is no task{almost}")
+        raise ConfigurationError(
+            f"{root}: no folder in it has a task.toml (hidden ones are left out), so there is no task{almost}"
+        )
     return tasks, refused
 
 

@@ -170,7 +170,7 @@ def _only_linux(config: TaskConfig) -> None:
 
 
 def find_folders(data: Path) -> Iterator[Path]:
-    """The folders with a task.toml in `data`, or `data` itself; in order, none inside another or hidden."""
+    """Folders with a task.toml in `data`, or `data` itself: in order, each once, none nested, none hidden."""
     return (folder for folder in _folders(data) if (folder / CONFIG).is_file())
 
 
@@ -183,11 +183,17 @@ def strays(data: Path) -> Iterator[str]:
                 yield f"{names[name].relative_to(data)}: belongs to no task: its folder has no file {CONFIG}"
 
 
-def _folders(data: Path) -> Iterator[Path]:
-    yield data
-    for inner in () if (data / CONFIG).is_file() else sorted(data.iterdir()):
-        if inner.is_dir() and not inner.name.startswith("."):
-            yield from _folders(inner)
+def _folders(data: Path) -> list[Path]:
+    """Each by one name: of those that lead to it, one without links where there is one."""
+    found, folders, links = dict[Path, Path](), [data], list[Path]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        if (real := folder.resolve()) not in found:
+            found[real] = folder
+            for inner in () if (folder / CONFIG).is_file() else sorted(folder.iterdir()):
+                if inner.is_dir() and not inner.name.startswith("."):
+                    (links if inner.is_symlink() else folders).append(inner)
+    return sorted(found.values())
 
 
 def instruction_in(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import os
@@ -14,6 +15,8 @@ from typing import Any
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*):\S")
 _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
 """Bases of every environment are defined there."""
+_INSTALLED = frozenset({"dist-packages", "site-packages"})
+"""Folders where everything stands beside everything."""
 _READ_BYTES = 256 << 20
 """So much of data is read."""
 
@@ -22,13 +25,22 @@ def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
     """Changes with any `.py` or `.toml` file of the packages that define these classes, bases or functions.
 
     `named_in` holds nested lists and mappings: what texts such as `package.module:name` in it refer to counts
-    as well. envsdk's own environments and adapters count one package at a time; its kernel does not count.
-    Other data files, and other installed packages that the code imports, are not looked at.
+    as well, and so do modules beside the code that it imports. envsdk's own environments and adapters count
+    one package at a time; its kernel does not count. Other data files, and other installed packages that the
+    code imports, are not looked at.
     """
     modules = {module for each in objects for module in _modules_of(each)} | set(_named(named_in))
+    waiting, found = [_root(module) for module in modules], dict[str, list[Path]]()
+    while waiting:
+        if (root := waiting.pop()) and root not in found:
+            home, found[root] = _sources(root)
+            if home is not None and not _INSTALLED & set(home.parts):
+                names = {name for file in found[root] for name in _imported(file)}
+                beside = (name for name in names if (home / name).is_dir() or (home / f"{name}.py").is_file())
+                waiting += map(_root, beside)
     digest = hashlib.sha256()
-    for root in sorted({root for module in modules if (root := _root(module))}):
-        for file in _sources(root):
+    for root, files in sorted(found.items()):
+        for file in files:
             digest.update(f"{root}:{file.name}:".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
@@ -77,15 +89,27 @@ def _root(module: str) -> str:
     return "" if top in _ELSEWHERE else top
 
 
-def _sources(root: str) -> list[Path]:
+def _sources(root: str) -> tuple[Path | None, list[Path]]:
+    """The folder that a package or module stands in, and its files."""
     try:
         spec = importlib.util.find_spec(root)
     except (ImportError, ValueError):
-        return []
-    if spec is None:
-        return []
-    if spec.submodule_search_locations:
-        folders = map(Path, spec.submodule_search_locations)
+        return None, []
+    if spec is not None and spec.submodule_search_locations:
+        folders = [Path(each) for each in spec.submodule_search_locations]
         files = (file for folder in folders for file in folder.rglob("*.*"))
-        return sorted(file for file in files if file.suffix in (".py", ".toml"))
-    return [Path(spec.origin)] if spec.origin and spec.origin.endswith(".py") else []
+        return folders[0].parent, sorted(file for file in files if file.suffix in (".py", ".toml"))
+    if spec is not None and spec.origin and spec.origin.endswith(".py"):
+        return Path(spec.origin).parent, [Path(spec.origin)]
+    return None, []
+
+
+def _imported(file: Path) -> set[str]:
+    """Top-level modules that a source imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes()))) if file.suffix == ".py" else []
+    except (SyntaxError, ValueError):
+        return set()
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names} - {""}

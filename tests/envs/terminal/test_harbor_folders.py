@@ -388,6 +388,16 @@ def test_folders_are_found_at_any_depth_but_not_inside_of_another(tmp_path: Path
     assert list(find_folders(tmp_path / "a")) == [tmp_path / "a"]
 
 
+def test_a_folder_that_links_lead_to_is_one_task(tmp_path: Path) -> None:
+    for name in ("data/b", "data/.hidden/c", "elsewhere/d"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "task.toml").touch()
+    data = tmp_path / "data"
+    for name, target in (("a", "b"), ("c", ".hidden/c"), ("d", "../elsewhere"), ("e", "."), ("f", "..")):
+        (data / name).symlink_to(target)
+    assert list(find_folders(data)) == [data / "b", data / "c", data / "d/d"]
+
+
 names = st.sampled_from(["a", "b", "c"])
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)
 

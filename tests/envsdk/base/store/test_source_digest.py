@@ -78,6 +78,27 @@ def test_functions_and_what_arguments_name_count(package: Write, tmp_path: Path)
     assert source_digest([make]) != after[1]
 
 
+def test_modules_beside_the_code_that_it_imports_count_however_far(package: Write, tmp_path: Path) -> None:
+    (tmp_path / "single.py").write_text("from theirs import V\nimport mine.deep\n\ndef make(): ...\n")
+    for name in ("theirs", "other"):
+        (tmp_path / f"{name}.py").write_text("V = 1\n")
+    package("deep.py", "import theirs, single, torch")
+    make = loaded("single").make
+    seen = {source_digest([make])}
+    for change in ("theirs.py", "mine/deep.py"):
+        (tmp_path / change).write_text("V = 2\nimport other\n")
+        found = source_digest([make])
+        assert found not in seen
+        seen.add(found)
+    (tmp_path / "other.py").write_text("V = 3\n")
+    assert source_digest([make]) not in seen
+    (tmp_path / "broken.py").write_text("def\n")
+    (tmp_path / "theirs.py").write_text("import broken, theirs\nfrom . import nothing\n")
+    seen.add(source_digest([make]))
+    (tmp_path / "never.py").write_text("V = 4\n")
+    assert source_digest([make]) in seen
+
+
 def test_environments_that_ship_count_one_by_one() -> None:
     assert source_digest([FrozenLakeEnv]) != source_digest([SokobanEnv])
     assert source_digest([FrozenLakeEnv, SokobanEnv]) == source_digest([SokobanEnv, FrozenLakeEnv])
