@@ -14,6 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
 import typer
@@ -114,7 +115,16 @@ def _parameter(name: str, field: FieldInfo, with_defaults: bool) -> inspect.Para
         for each in field.metadata if with_defaults else ():
             info.min = getattr(each, "ge", info.min)
             info.max = getattr(each, "le", info.max)
+    if taken in (Path, list[Path]):
+        info.parser = path
     return _keyword(name, Annotated[taken | None if default is None else taken, info], default)
+
+
+def path(said: str | Path) -> Path:
+    """What a command line says of a file or folder: an empty variable of a script is none."""
+    if said == "":
+        raise typer.BadParameter("it is empty: name a file or folder; `.` is the one you are in")
+    return Path(said)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -11,11 +11,12 @@ A field's docstring is its help.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from envsdk.base.settings.strict import StrictSettings
@@ -51,6 +52,13 @@ class Options(StrictSettings):
 
     shown: ClassVar[tuple[str, ...]] = ()
     """Fields that the command line shows, in this order; all of them when empty."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_a_number(cls, value: Any) -> Any:
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError("must be a number, not nan")
+        return value
 
     @classmethod
     def of(cls, **values: Any) -> Self:

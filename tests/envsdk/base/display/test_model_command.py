@@ -16,6 +16,7 @@ from envsdk.contracts.failures import ConfigurationError
 class Section(Options):
     depth: Count = 3
     """How deep."""
+    share: float | None = None
 
 
 class Optional(Options):
@@ -59,6 +60,7 @@ def test_options_arrive_as_the_model() -> None:
 
 def test_what_is_absent_has_the_default_of_the_model() -> None:
     assert run(["here"])[1] == [Commanded.of(source="here")]
+    assert run(["here", "--out", "."])[1][0].out == Path()
     assert run(["here", "--label", "x"])[1][0].optional == Optional(label="x")
 
 
@@ -68,6 +70,8 @@ def test_what_is_absent_has_the_default_of_the_model() -> None:
         ([], "Missing argument 'SOURCE'"),
         (["here", "--port", "10"], "Invalid value for '--port'"),
         (["here", "--depth", "0"], "--depth: must be at least 1, not 0"),
+        (["here", "--share", "nan"], "--share: must be a number, not nan"),
+        (["here", "--out", ""], "Invalid value for '--out' / '-o': it is empty: name a file or folder"),
     ],
 )
 def test_a_wrong_value_exits_2_and_names_its_option(
