@@ -8,10 +8,12 @@ what to do; a command prints only that message and exits with `exit_code`.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -57,6 +59,7 @@ class Failure:
 
 MAX_TEXT = 500
 """Maximum characters of the text of a plug-in's object."""
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _MAX_TRACEBACK = 32_000
 """Characters kept of a traceback, from both ends."""
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
@@ -73,6 +76,18 @@ def describe_error(error: BaseException) -> str:
     described = f"{name}: {text}" if text else name
     cut = len(described) > MAX_TEXT
     return f"{described[: MAX_TEXT // 2 - 5]} ... {described[-MAX_TEXT // 2 :]}" if cut else described
+
+
+def raised_at(error: BaseException, most: int = 1) -> str:
+    """`at FILE:LINE FUNCTION` of the `most` innermost calls: of the user's code, where there is any.
+
+    The outermost call, which called a plug-in, is left out.
+    """
+    called = traceback.extract_tb(error.__traceback__)
+    frames = called[1:] or called
+    frames = ([each for each in frames if not each.filename.startswith(_PACKAGE)] or frames)[-most:]
+    places = [f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames]
+    return f"at {' > '.join(places)}"
 
 
 def _traceback_of(error: BaseException) -> str:

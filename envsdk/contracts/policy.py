@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from envsdk.contracts.failures import Boundary, Failure
+from envsdk.contracts.failures import Boundary, Failure, raised_at
 from envsdk.contracts.prompts import Message
 from envsdk.contracts.trajectory import FinishReason, TokenLog, Turn
 
@@ -122,17 +119,7 @@ class PolicyFailed(Exception):
     def by(cls, error: BaseException) -> PolicyFailed:
         """For an exception that the policy did not handle. The message ends with where it was raised."""
         failure = Failure.from_exception(Boundary.POLICY, error)
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        outside = [each for each in frames if not each.filename.startswith(_PACKAGE)]
-        frames = (outside or frames)[-_FRAMES:]
-        places = [f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno} {each.name}" for each in frames]
-        return cls(replace(failure, message=f"{failure.message} (at {' > '.join(places)})"))
-
-
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-_FRAMES = 6
-"""How many of the innermost calls are named: of the user's code, where there is any. The outermost one, which
-called the policy, is left out."""
+        return cls(replace(failure, message=f"{failure.message} ({raised_at(error, 6)})"))
 
 
 class Policy(ABC):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import pickle
 import resource
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -21,7 +22,13 @@ import psutil
 from envsdk.base.processes.forked import ForkedProcesses
 from envsdk.base.processes.killable import KillableProcess
 from envsdk.base.processes.process_tree import kill_descendants
-from envsdk.contracts.failures import Boundary, Failure, describe_error, without_lone_surrogates
+from envsdk.contracts.failures import (
+    Boundary,
+    Failure,
+    describe_error,
+    raised_at,
+    without_lone_surrogates,
+)
 from envsdk.rewards.loading import load_reward, reward_class
 from envsdk.rewards.reward import Reward, RewardError, RewardFunction, Sample
 
@@ -44,6 +51,9 @@ class Fault(Exception):
 
 def plain_reward(answer: object) -> Reward:
     """What a function returned, with plain Python types. Raises RewardError: no response can change them."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise RewardError("score is async: derive from AsyncRewardFunction, and call it score_async")
     if not isinstance(answer, Reward):
         raise RewardError(f"the reward function must return a Reward, not {type(answer).__name__}")
     if len(answer.parts) > _MAX_PARTS:
@@ -85,7 +95,12 @@ class ScorerBlueprint:
             kind = "memory"
         elif issubclass(type(error), RewardError):
             kind = "reward_error"
-        return Failure.from_exception(Boundary.REWARD, error, kind=kind)
+        failure = Failure.from_exception(Boundary.REWARD, error, kind=kind)
+        return (
+            replace(failure, message=f"{failure.message} ({raised_at(error)})")
+            if kind == "raised"
+            else failure
+        )
 
 
 class Scorer:

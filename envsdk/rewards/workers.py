@@ -35,7 +35,7 @@ from weakref import WeakKeyDictionary
 
 from envsdk.base.processes.forked import ForkedProcesses
 from envsdk.base.processes.interrupts import is_from_the_user
-from envsdk.contracts.failures import ConfigurationError, describe_error
+from envsdk.contracts.failures import ConfigurationError, describe_error, raised_at
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, RewardFunction, Runs, Sample
 from envsdk.rewards.worker_process import Fault, ScorerBlueprint, Worker, plain_reward, preload
@@ -177,6 +177,7 @@ class RewardWorkers:
                 fault = error
         problem = await self._problem_of_the_row(sample, attempt)
         if problem is not None:
+            problem = problem.replace(str(fault), "the same")
             raise RewardError(f"{fault}. No fault of the response: {problem}") from fault
         self.counts.faults[fault.kind] += 1
         try:
@@ -225,7 +226,8 @@ class RewardWorkers:
         except BaseException as error:
             if is_from_the_user(error):
                 raise
-            raise Fault("raised", f"scoring it raised {describe_error(error)}", is_certain=True) from error
+            raised = f"scoring it raised {describe_error(error)} ({raised_at(error)})"
+            raise Fault("raised", raised, is_certain=True) from error
 
     async def _await(self, sample: Sample, is_fresh: bool) -> Reward:
         function = self.function

@@ -72,7 +72,11 @@ FAULTS = [
     ("loop", "deadline", r"scoring it took longer than timeout_s=0\.5"),
     ("sleep", "deadline", r"scoring it took longer than timeout_s=0\.5"),
     ("swallow", "deadline", r"scoring it took longer than timeout_s=0\.5"),
-    ("raise no parser", "raised", "scoring it raised RuntimeError: no parser"),
+    (
+        "raise no parser",
+        "raised",
+        r"raised RuntimeError: no parser \(at \S+rewards.py:\d+ obey\)$",
+    ),
     ("recurse", "raised", "scoring it raised RecursionError"),
     ("exit", "raised", "scoring it raised SystemExit: 3"),
     ("nan", "raised", "must be finite"),
@@ -96,10 +100,16 @@ async def test_what_a_response_does_to_its_scorer_makes_it_a_wrong_answer() -> N
     wait_until(lambda: not descendants())
 
 
-async def test_a_function_that_returns_no_reward_masks_the_episode_whatever_the_response() -> None:
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [("text", "must return a Reward, not str"), ("await", "derive from AsyncRewardFunction")],
+)
+async def test_a_function_that_returns_no_reward_masks_the_episode_whatever_the_response(
+    order: str, why: str
+) -> None:
     async with opened() as workers:
-        with pytest.raises(RewardError, match="must return a Reward, not str"):
-            await workers.score(sample("text"))
+        with pytest.raises(RewardError, match=why):
+            await workers.score(sample(order))
         assert (await workers.score(sample("yes"))).success, "the worker goes on"
         assert (workers.counts.infrastructure, workers.counts.restarts) == (1, 0)
 
@@ -129,7 +139,9 @@ async def test_a_function_that_always_fails_is_never_the_response_s_fault() -> N
         with pytest.raises(RewardError, match="with an empty response"):
             await workers.score(sample("no"))
     async with opened("NoReference") as workers:
-        assert (await workers.score(sample("raise x"))).verdict == "scoring it raised RuntimeError: x"
+        assert (await workers.score(sample("raise x"))).verdict.startswith(
+            "scoring it raised RuntimeError: x"
+        )
 
 
 async def test_a_fault_of_the_worker_s_past_is_not_the_response_s() -> None:
@@ -274,7 +286,9 @@ async def test_inline_functions_follow_the_same_rule() -> None:
     async with opened("UnrulyInline") as workers:
         reward = await workers.score(sample("yes"))
         assert reward.verdict.split()[0] == str(os.getpid())
-        assert (await workers.score(sample("raise x"))).verdict == "scoring it raised RuntimeError: x"
+        assert (await workers.score(sample("raise x"))).verdict.startswith(
+            "scoring it raised RuntimeError: x"
+        )
         with pytest.raises(RewardError, match="No fault of the response"):
             await workers.score(sample("exit", ground_truth="exit"))
         assert descendants() == []
@@ -288,7 +302,7 @@ async def test_awaited_functions_follow_the_same_rule_and_are_closed() -> None:
         assert isinstance(function, unruly_rewards.Awaited)
         assert function.most_at_once == 3
         assert (await workers.score(sample("wait"))).verdict == "scoring it took longer than timeout_s=0.1"
-        assert (await workers.score(sample("exit"))).verdict == "scoring it raised SystemExit: 3"
+        assert (await workers.score(sample("exit"))).verdict.startswith("scoring it raised SystemExit: 3")
         with pytest.raises(RewardError, match="a server is down"):
             await workers.score(sample("blame"))
         with pytest.raises(RewardError, match="No fault of the response"):
