@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 SIZES = [(count, prompt) for prompt in (64, 512) for count in (1, 8, 32, 128)]
-QUICK = [(1, 64), (8, 64), (32, 64), (8, 512)]
+QUICK = [(1, 64), (8, 64), (32, 64), (128, 64), (8, 512)]
 MOST, NEW, VOCABULARY = 128, 64, 48_000
 _KEPT: list[Any] = []
 Sample = Callable[[Any, int], None]
@@ -292,7 +292,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model")
-    parser.add_argument("--quick", action="store_true", help="four sizes, 16 new tokens, once each")
+    parser.add_argument("--quick", action="store_true", help="five sizes, 16 new tokens, once each")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--llama", default="", help="the Python that has llama_cpp and gguf")
     parser.add_argument("--gguf", default="", help="the model in GGUF, of any type")

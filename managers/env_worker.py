@@ -351,14 +351,11 @@ class EnvWorker(LeaseSource):
         return link
 
     def _policy(self, owner: str, chat: ChatTokenizer, tag: str) -> EnginePolicy:
-        setup = self._setup.setups[tag]
-        return EnginePolicy(
+        return self._setup.setups[tag].engine_policy(
             self._proxies[owner],
             chat,
             self._setup.generating,
             sequence_length=self._setup.sequence_length,
-            max_new_tokens=setup.max_new_tokens,
-            structure=setup.structure,
             shares_prompts=self._setup.shares_prompts and not owner,
             records_experts=self._setup.records_experts and not owner,
         )

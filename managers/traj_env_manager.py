@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from envsdk.algorithms.task_samplers.prefixes import Prefix, num_replayed
 from envsdk.contracts.env import Info
@@ -30,6 +31,9 @@ from envsdk.engines.sampling import OutputStructure
 from envsdk.managers.env_host import EnvBlueprint, EpisodeFailed
 from envsdk.managers.episode import Episode, EpisodeOrder
 from envsdk.managers.hosts import open_host
+
+if TYPE_CHECKING:
+    from envsdk.engines.engine_policy import EnginePolicy
 
 UNLIMITED_TURNS = 1_000_000
 
@@ -90,6 +94,12 @@ class TagSetup:
             env_config={**self.blueprint.spec.kwargs, **self.blueprint.env_config},
             window=self.window,
         )
+
+    def engine_policy(self, *engine: Any, **limits: Any) -> EnginePolicy:
+        """The model's, for this tag; the arguments are those of `EnginePolicy`."""
+        from envsdk.engines.engine_policy import EnginePolicy
+
+        return EnginePolicy(*engine, max_new_tokens=self.max_new_tokens, structure=self.structure, **limits)
 
 
 class LeaseSource(ABC):
@@ -359,7 +369,10 @@ class TrajEnvManager:
 
 
 async def _act(policy: Policy, context: TurnContext) -> Reply:
-    """The policy's reply. This is the boundary of policies: their exceptions become PolicyFailed."""
+    """The policy's reply. This is the boundary of policies: their exceptions become PolicyFailed.
+
+    KeyboardInterrupt and SystemExit end the program.
+    """
     try:
         reply = await policy.act(context)
         if not isinstance(reply, Reply) or not isinstance(reply.text, str):
@@ -373,7 +386,7 @@ async def _act(policy: Policy, context: TurnContext) -> Reply:
             raise
         # Nobody cancelled the episode: something that the policy waited for was cancelled.
         raise PolicyFailed.by(error) from error
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         if is_full_context(error):
             raise ContextFull(describe_error(error)) from error
         raise PolicyFailed.by(error) from error

@@ -35,6 +35,7 @@ from weakref import WeakKeyDictionary
 
 from envsdk.base.processes.forked import ForkedProcesses
 from envsdk.base.processes.interrupts import is_from_the_user
+from envsdk.base.processes.stretches import Timed, outcome
 from envsdk.contracts.failures import ConfigurationError, describe_error, raised_at
 from envsdk.rewards.loading import load_reward
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, RewardFunction, Runs, Sample
@@ -233,25 +234,29 @@ class RewardWorkers:
         function = self.function
         assert isinstance(function, AsyncRewardFunction)
 
-        async def scored() -> Reward | BaseException:
-            try:
-                return plain_reward(await function.score_async(sample))
-            except BaseException as error:  # noqa: BLE001 - some kinds would end the event loop
-                return error
+        async def reward() -> Reward:
+            return plain_reward(await function.score_async(sample))
 
-        call = asyncio.create_task(scored())
+        timed = Timed(reward())
+        call = asyncio.create_task(outcome(timed))
         try:
             await asyncio.wait({call}, timeout=None if function.keeps_deadline else self.timeout_s)
         finally:
             call.cancel()
+        timed.warn_of(f"reward {self.name!r}")
+        late = f"scoring it took longer than timeout_s={self.timeout_s:g}"
+        if timed.longest_s > self.timeout_s and not function.keeps_deadline:
+            raise Fault("deadline", f"{late} without an await", is_certain=True)
         if not call.done():
-            raise Fault("deadline", f"scoring it took longer than timeout_s={self.timeout_s:g}")
-        answer = call.result()
-        if isinstance(answer, Reward):
+            raise Fault("deadline", late)
+        answer, error = call.result()
+        if error is None:
+            assert isinstance(answer, Reward)
             return answer
-        if isinstance(answer, RewardError) or is_from_the_user(answer):
-            raise answer
-        raise Fault("raised", f"scoring it raised {describe_error(answer)}") from answer
+        if isinstance(error, RewardError) or is_from_the_user(error):
+            raise error
+        raised = f"scoring it raised {describe_error(error)} ({raised_at(error)})"
+        raise Fault("raised", raised) from error
 
     async def _enqueue(self, sample: Sample) -> Reward:
         waiting = _Waiting(sample, asyncio.get_running_loop().create_future())

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from envsdk.base.processes.stretches import outcome
 from envsdk.contracts.agent_door import AgentDoor
 from envsdk.contracts.env import AsyncTextEnv, Info, TextEnv
 
@@ -46,7 +47,7 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("waiting here would block the event loop that this call needs: await it")
-        future = asyncio.run_coroutine_threadsafe(_outcome(work), self.loop)
+        future = asyncio.run_coroutine_threadsafe(outcome(work), self.loop)
         try:
             result, error = future.result(timeout_s)
         except BaseException:
@@ -60,13 +61,6 @@ class LoopThread:
         if error is not None:
             raise error
         return result  # type: ignore[return-value]
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
-    try:
-        return await work, None
-    except BaseException as error:  # noqa: BLE001 - raised in the caller; some kinds would end the loop
-        return None, error
 
 
 _lock = threading.Lock()

@@ -198,28 +198,6 @@ class LocalEngine:
             self._engine = self._proxy = self._chat = None
             await self._running.aclose()
 
-    async def policies(self, generating: SamplingParams) -> Callable[[TagSetup], Policy]:
-        """The policy by setup, for one rollout."""
-        from envsdk.engines.engine_policy import EnginePolicy
-
-        proxy, chat = await on_engine_loop(self._started())
-        sessions = f"rollout{next(self._num_rollouts)}."
-
-        def policy(setup: TagSetup) -> Policy:
-            return _OnEngineLoop(
-                EnginePolicy(
-                    proxy,
-                    chat,
-                    generating,
-                    sequence_length=self.sequence_length,
-                    max_new_tokens=setup.max_new_tokens or None,
-                    structure=setup.structure,
-                ),
-                sessions,
-            )
-
-        return policy
-
 
 def _detached(weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """As a stream, whose tensors the engine copies: the program goes on training its own."""
@@ -272,4 +250,10 @@ class EngineForm(PolicyForm):
 
     @asynccontextmanager
     async def open(self, num_slots: int) -> AsyncIterator[Callable[[TagSetup], Policy]]:
-        yield await self._engine.policies(self._generating)
+        engine, generating = self._engine, self._generating
+        proxy, chat = await on_engine_loop(engine._started())
+        sessions = f"rollout{next(engine._num_rollouts)}."
+        length = engine.sequence_length
+        yield lambda setup: _OnEngineLoop(
+            setup.engine_policy(proxy, chat, generating, sequence_length=length), sessions
+        )

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envsdk.base.processes.daemon_threads import DaemonThreads
+from envsdk.base.processes.stretches import Timed
 from envsdk.contracts.failures import Boundary, ConfigurationError, Failure, show_object
 from envsdk.contracts.policy import Policy, PolicyFailed, Reply, TurnContext
 from envsdk.contracts.trajectory import FinishReason
@@ -90,18 +91,25 @@ class _OnThreadsPolicy(Policy):
         return await self._reply(turn)
 
 
-async def _called(call: Callable[[], Any], *, is_async: bool, threads: DaemonThreads) -> Any:
+async def _called(call: Callable[[], Any], name: str, *, is_async: bool, threads: DaemonThreads) -> Any:
     """What a function of the program returns, awaited where it can be; a plain one runs on a thread."""
     if is_async:
         answer = call()
     else:
         context = contextvars.copy_context()
         answer, error = await threads.run(partial(_caught, partial(context.run, call)))
-        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        ends = (Exception, KeyboardInterrupt, SystemExit)  # the last two end the program
+        if isinstance(error, ends) and not isinstance(error, StopIteration):
             raise error
         if error is not None:
             raise PolicyFailed.by(error) from error
-    return await answer if inspect.isawaitable(answer) else answer
+    if not inspect.isawaitable(answer):
+        return answer
+    timed = Timed(answer)
+    try:
+        return await timed
+    finally:
+        timed.warn_of(f"the policy {name}")
 
 
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -129,7 +137,9 @@ class FunctionForm(_OnThreads):
     async def reply(self, setup: TagSetup, threads: DaemonThreads, turn: TurnContext) -> Reply:
         shown = setup.shown.asked(turn) if self._takes_messages else turn.observation
         arguments = (shown, turn) if self._takes_context else (shown,)
-        answer = await _called(partial(self._function, *arguments), is_async=self._is_async, threads=threads)
+        answer = await _called(
+            partial(self._function, *arguments), self.name, is_async=self._is_async, threads=threads
+        )
         return as_reply(answer, self.name)
 
 
@@ -213,7 +223,7 @@ class ClientForm(_OnThreads):
             **{name: value for name, value in fields.items() if value is not None},
         )
         try:
-            answer = await _called(request, is_async=self._is_async, threads=threads)
+            answer = await _called(request, self.name, is_async=self._is_async, threads=threads)
         except Exception as error:
             if self._was_reached or not is_no_connection(error):
                 self._was_reached = True

@@ -140,25 +140,13 @@ class Player:
         Within a tag, episodes start in the order given. `group_size` positions in turn are samples of one
         task. Raises what `on_trajectory` raises.
         """
-        try:
-            if (interrupt := asyncio.run(self._play(tasks, on_trajectory, group_size))) is not None:
-                raise interrupt
-        except BaseExceptionGroup as group:
-            raise first_leaf(group) from None
 
-    async def _play(
-        self,
-        tasks: Iterable[tuple[int, Task]],
-        on_trajectory: Callable[[int, Trajectory], None],
-        group_size: int,
-    ) -> KeyboardInterrupt | None:
-        """Returns the interrupt that ended it: a task that raises one is logged as well."""
-        try:
+        async def playing() -> BaseException | None:
             with noticing_ctrl_c(lambda: CALLS.is_loop_in_a_call):
-                await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
-        except KeyboardInterrupt as interrupt:
-            return interrupt
-        return None
+                return await self.play_on_loop(tasks, on_trajectory, group_size=group_size)
+
+        if (ended := asyncio.run(playing())) is not None:
+            raise ended
 
     async def play_on_loop(
         self,
@@ -168,31 +156,40 @@ class Player:
         group_size: int = 1,
         admit: Callable[[], Awaitable[None]] | None = None,
         limits: TimeLimits | None = None,
-    ) -> None:
-        """As `play`, on the loop that runs: see `play_tasks`. Cancelling it closes the environments."""
+    ) -> BaseException | None:
+        """As `play`, on the loop that runs: see `play_tasks`. Cancelling it closes the environments.
+
+        Returns what ends the program: raised in a task, it would stop the loop before all is closed.
+        """
         from envsdk.rollouts.play.local_runner import play_tasks
 
-        async with AsyncExitStack() as stack:
-            policy = await stack.enter_async_context(self._policies())
-            models = {
-                name: await stack.enter_async_context(_engine_policies(each, None, is_own=False))
-                for name, each in self.opponents.items()
-            }
-            await play_tasks(
-                tasks,
-                setups=self.setups,
-                policy=(lambda setup: limits.timed(policy(setup))) if limits else policy,
-                run_seed=self.seed,
-                num_slots_per_tag=self.num_slots_per_tag,
-                on_trajectory=on_trajectory,
-                manager_classes={
-                    tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
-                },
-                max_attempts=1 + self.options.retries,
-                group_size=group_size,
-                admit=admit,
-                opponents=lambda setup: {name: make(setup) for name, make in models.items()},
-            )
+        try:
+            async with AsyncExitStack() as stack:
+                policy = await stack.enter_async_context(self._policies())
+                models = {
+                    name: await stack.enter_async_context(_engine_policies(each, None, is_own=False))
+                    for name, each in self.opponents.items()
+                }
+                await play_tasks(
+                    tasks,
+                    setups=self.setups,
+                    policy=(lambda setup: limits.timed(policy(setup))) if limits else policy,
+                    run_seed=self.seed,
+                    num_slots_per_tag=self.num_slots_per_tag,
+                    on_trajectory=on_trajectory,
+                    manager_classes={
+                        tag: load_plugin(ENV_MANAGERS, name) for tag, name in self.manager_classes.items()
+                    },
+                    max_attempts=1 + self.options.retries,
+                    group_size=group_size,
+                    admit=admit,
+                    opponents=lambda setup: {name: make(setup) for name, make in models.items()},
+                )
+        except (KeyboardInterrupt, SystemExit) as ended:
+            return ended
+        except BaseExceptionGroup as group:
+            raise _first_leaf(group) from None
+        return None
 
     @property
     def num_slots_per_tag(self) -> int:
@@ -255,18 +252,11 @@ async def _chat_policies(
 async def _engine_policies(
     model: ModelSource, gate: RateGate | None, *, is_own: bool = True
 ) -> AsyncIterator[Callable[[TagSetup], Policy]]:
-    from envsdk.engines.engine_policy import EnginePolicy
     from envsdk.engines.run_engines import RunEngines, offer
 
     def engine_policy(setup: TagSetup) -> Policy:
-        policy = EnginePolicy(
-            proxy,
-            chat,
-            model.generating,
-            sequence_length=model.sequence_length,
-            max_new_tokens=setup.max_new_tokens or None,
-            structure=setup.structure,
-        )
+        length = model.sequence_length
+        policy = setup.engine_policy(proxy, chat, model.generating, sequence_length=length)
         return PacedPolicy(policy, gate) if gate is not None else policy
 
     async with open_model(model) as (proxy, chat):
@@ -433,7 +423,7 @@ def package_versions(*, with_model: bool) -> dict[str, str]:
     return versions
 
 
-def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first exception that is no group."""
     first = group.exceptions[0]
-    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -68,7 +67,8 @@ def rollout(
               protocol, with `model=`.
             - A model's folder (Path), or a LocalEngine: episodes then keep their tokens.
 
-            Whatever it raises fails that episode: `trajectory.failure.traceback` says where.
+            What it raises fails that episode: `trajectory.failure.traceback` says where. SystemExit and
+            KeyboardInterrupt end the rollout instead, and come out of this call.
         tasks: The first so many of the split, over all tags; or indices, which each tag plays; or Task
             objects. An iterable without a length is read as episodes start, and may be endless.
         group_size: Episodes per task, so that `tasks=64, group_size=8` are 512 episodes. Those of a task have
@@ -138,28 +138,24 @@ def _that_waits(streaming: Callable[P, object]) -> Callable[P, Trajectories]:
 
 
 rollout_sync = _that_waits(rollout)
-"""Play episodes and wait for all of them: takes what `rollout` takes, and works in a notebook as well.
-
-They come in the order of the tasks, groups together, failed ones among them.
-"""
 
 
 async def _gathered(play: Play) -> Trajectories:
     ended: dict[int, Trajectory] = {}
-    await play.run(ended.__setitem__)
+    if (end := await play.run(ended.__setitem__)) is not None:
+        raise end
     return Trajectories(ended[position] for position in sorted(ended))
 
 
 async def _stream(play: Play) -> AsyncGenerator[Trajectory, None]:
-    buffer: deque[Trajectory] = deque()
+    buffer: asyncio.Queue[Trajectory | None] = asyncio.Queue()
     capacity = max(_LEAST_BUFFERED, play.player.num_slots)
-    has_news, has_room = asyncio.Event(), asyncio.Event()
+    has_room = asyncio.Event()
     has_room.set()
 
     def on_trajectory(position: int, trajectory: Trajectory) -> None:
-        buffer.append(trajectory)
-        has_news.set()
-        if len(buffer) >= capacity:
+        buffer.put_nowait(trajectory)
+        if buffer.qsize() >= capacity:
             has_room.clear()
 
     async def admit() -> None:
@@ -167,19 +163,14 @@ async def _stream(play: Play) -> AsyncGenerator[Trajectory, None]:
 
     # A task of its own: the consumer's may differ from one item to the next, and may end between two.
     playing = asyncio.create_task(play.run(on_trajectory, admit=admit))
-    playing.add_done_callback(lambda _: has_news.set())
+    playing.add_done_callback(lambda _: buffer.put_nowait(None))
     try:
-        while True:
-            while buffer:
-                trajectory = buffer.popleft()
-                if len(buffer) < capacity:
-                    has_room.set()
-                yield trajectory
-            if playing.done():
-                break
-            has_news.clear()
-            await has_news.wait()
-        playing.result()
+        while (trajectory := await buffer.get()) is not None:
+            if buffer.qsize() < capacity:
+                has_room.set()
+            yield trajectory
+        if (end := playing.result()) is not None:
+            raise end
     finally:
         playing.cancel()
         await asyncio.wait({playing})

@@ -35,7 +35,7 @@ from envsdk.managers.policies import BUILT_IN
 from envsdk.rollouts.play.local_engine import EngineForm, LocalEngine
 from envsdk.rollouts.play.options import ENDPOINT, SCRIPTED, PlayOptions, TaskOptions, in_python
 from envsdk.rollouts.play.own_policies import ClientForm, creates_completions, own_form
-from envsdk.rollouts.play.player import MODEL, Player, first_leaf, make_player
+from envsdk.rollouts.play.player import MODEL, Player, make_player
 from envsdk.rollouts.play.policy_form import PolicyForm
 from envsdk.rollouts.play.source import Source, resolve_source
 from envsdk.rollouts.play.time_limits import TimeLimits
@@ -75,8 +75,11 @@ class Play:
         on_trajectory: Callable[[int, Trajectory], None],
         *,
         admit: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Calls `on_trajectory(position, trajectory)` as episodes end; awaits `admit` before each starts."""
+    ) -> BaseException | None:
+        """Calls `on_trajectory(position, trajectory)` as episodes end; awaits `admit` before each starts.
+
+        Returns what ends the program.
+        """
         shown = {tag: setup.shown for tag, setup in self.player.setups.items()}
         total = None if self.num_tasks is None else self.num_tasks * self.group_size
         counts = Counter[str]()
@@ -88,17 +91,10 @@ class Play:
             counts.update(ended=1, failed=int(ended.failure is not None))
             on_trajectory(position, replace(ended, shown=shown[ended.task.tag]))
 
-        try:
-            with progress or nullcontext():
-                await self.player.play_on_loop(
-                    self.numbered(),
-                    on_ended,
-                    group_size=self.group_size,
-                    admit=admit,
-                    limits=self.limits,
-                )
-        except BaseExceptionGroup as group:
-            raise first_leaf(group) from None
+        with progress or nullcontext():
+            end = await self.player.play_on_loop(
+                self.numbered(), on_ended, group_size=self.group_size, admit=admit, limits=self.limits
+            )
         if too_many_failed(counts["failed"], counts["ended"], MAX_FAILED_SHARE):
             warnings.warn(
                 f"{counts['failed']} of {counts['ended']} episodes failed: rates and means are of the others "
@@ -106,6 +102,7 @@ class Play:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        return end
 
 
 def prepared(

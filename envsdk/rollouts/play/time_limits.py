@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from envsdk.base.processes.stretches import outcome
 from envsdk.contracts.failures import Boundary, Failure
 from envsdk.contracts.policy import Policy, PolicyFailed, Reply, TurnContext
 
@@ -93,7 +94,7 @@ class _TimedPolicy(Policy):
             raise PolicyFailed(failure)
         asked = self._clock()
         # A task of its own: a policy that does not heed its cancellation must not hold up the episode.
-        asking = asyncio.create_task(self._outcome(turn))
+        asking = asyncio.create_task(outcome(self._policy.act(turn)))
         try:
             await asyncio.wait({asking}, timeout=left_s)
         except asyncio.CancelledError:
@@ -111,10 +112,3 @@ class _TimedPolicy(Policy):
             raise error
         assert reply is not None
         return reply
-
-    async def _outcome(self, turn: TurnContext) -> tuple[Reply | None, BaseException | None]:
-        """SystemExit and its like would end the loop if a task raised them."""
-        try:
-            return await self._policy.act(turn), None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in the episode's own task
-            return None, error

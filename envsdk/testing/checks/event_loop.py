@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from envsdk.base.processes.as_sync import SyncEnv
-from envsdk.base.processes.stretches import Stretches
+from envsdk.base.processes.stretches import LONGEST_STRETCH_S, Timed
 from envsdk.contracts.env import Isolation
 from envsdk.contracts.failures import describe_error
 from envsdk.testing.checks import NotApplicable, check
@@ -15,7 +14,6 @@ from envsdk.testing.courses import Script, play_from, short
 from envsdk.testing.subject import Subject
 from envsdk.testing.time_limits import call
 
-LONGEST_STRETCH_S = 0.5
 _TRIES = 3
 """A busy machine may hold up a call; one that blocks does so each time."""
 _SCRIPT: Script = (0, 1, "", 2, 3, 5)
@@ -78,7 +76,7 @@ def _played_on_a_loop(subject: Subject) -> tuple[list[Any], tuple[float, str]]:
 
     async def asked(method: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal longest
-        timed = _Timed(getattr(env, method)(*args, **kwargs))
+        timed = Timed(getattr(env, method)(*args, **kwargs))
         answer = await timed
         longest = max(longest, (timed.longest_s, method))
         return answer
@@ -101,15 +99,3 @@ def _played_on_a_loop(subject: Subject) -> tuple[list[Any], tuple[float, str]]:
 
     with call("step", lambda: "a course on an event loop of its own"):
         return asyncio.run(course()), longest
-
-
-class _Timed(Stretches):
-    """Measures the longest stretch without an await, in seconds."""
-
-    longest_s = 0.0
-
-    def begin(self) -> float:
-        return time.perf_counter()
-
-    def end(self, began: float) -> None:
-        self.longest_s = max(self.longest_s, time.perf_counter() - began)

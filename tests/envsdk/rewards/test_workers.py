@@ -295,19 +295,33 @@ async def test_inline_functions_follow_the_same_rule() -> None:
 
 
 async def test_awaited_functions_follow_the_same_rule_and_are_closed() -> None:
-    async with opened("Awaited", timeout_s=0.1, world_size=3) as workers:
+    async with opened("Awaited", timeout_s=0.5, world_size=3) as workers:
         rewards = await asyncio.gather(*(workers.score(sample("yes")) for _ in range(20)))
         assert all(reward.success for reward in rewards)
         function = workers.function
         assert isinstance(function, unruly_rewards.Awaited)
         assert function.most_at_once == 3
-        assert (await workers.score(sample("wait"))).verdict == "scoring it took longer than timeout_s=0.1"
-        assert (await workers.score(sample("exit"))).verdict.startswith("scoring it raised SystemExit: 3")
+        assert (await workers.score(sample("wait"))).verdict == "scoring it took longer than timeout_s=0.5"
+        assert (await workers.score(sample("exit"))).verdict.startswith("scoring it raised SystemExit: 3 (at")
         with pytest.raises(RewardError, match="a server is down"):
             await workers.score(sample("blame"))
         with pytest.raises(RewardError, match="No fault of the response"):
             await workers.score(sample("wait", ground_truth="wait"))
     assert function.is_closed
+
+
+async def test_an_awaited_function_that_blocks_the_event_loop_misses_its_deadline() -> None:
+    late = r"longer than timeout_s=0.1 without an await"
+    async with opened("Awaited", timeout_s=0.1) as workers:
+        with pytest.warns(
+            RuntimeWarning, match=r"reward '\S+:Awaited' kept the event loop.* asyncio.to_thread"
+        ):
+            reward = await workers.score(sample("block"))
+        assert re.search(late, reward.verdict)
+        assert reward.fault == "deadline"
+        assert (await workers.score(sample("yes"))).success
+        with pytest.raises(RewardError, match=f"{late}.* No fault of the response"):
+            await workers.score(sample("block", ground_truth="block"))
 
 
 async def test_a_function_that_keeps_its_deadline_has_no_other_and_no_limit_of_calls() -> None:

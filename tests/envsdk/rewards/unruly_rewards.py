@@ -14,6 +14,9 @@ from typing import Any
 
 from envsdk.rewards.reward import AsyncRewardFunction, Reward, RewardError, RewardFunction, Runs, Sample
 
+_BLOCKED_S = 0.6
+"""More than an event loop may be kept without a warning."""
+
 
 def obey(order: str) -> Any:
     """Carry out an order; None where it is none."""
@@ -115,7 +118,7 @@ class InBatches(Unruly):
 
 
 class Awaited(AsyncRewardFunction):
-    """Its orders: `wait` without end, `raise`, `exit`, `blame`."""
+    """Its orders: `wait` without end, `block` the event loop, `raise`, `exit`, `blame`."""
 
     def __init__(self) -> None:
         self.most_at_once = self._at_once = 0
@@ -128,6 +131,8 @@ class Awaited(AsyncRewardFunction):
             await asyncio.sleep(0)
             if sample.response == "wait":
                 await asyncio.Event().wait()
+            if sample.response == "block":
+                time.sleep(_BLOCKED_S)  # noqa: ASYNC251 - what a bad function does
             obey(sample.response)
             return Reward(value=float(sample.response == sample.ground_truth))
         finally:

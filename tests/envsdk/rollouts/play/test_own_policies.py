@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,9 +148,7 @@ class _Odd(BaseException):
     pass
 
 
-@pytest.mark.parametrize(
-    "error", [StopIteration, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, _Odd]
-)
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError, GeneratorExit, _Odd])
 def test_whatever_a_plain_function_raises_fails_its_episode(error: type[BaseException]) -> None:
     def play(observation: str) -> str:
         raise error
@@ -156,7 +158,7 @@ def test_whatever_a_plain_function_raises_fails_its_episode(error: type[BaseExce
     assert error.__name__ in str(played[0].failure)
 
 
-@pytest.mark.parametrize("error", [StopIteration, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError])
 def test_an_async_function_cannot_take_the_loop_or_its_episode_along(error: type[BaseException]) -> None:
     async def play(observation: str) -> str:
         raise error
@@ -165,13 +167,76 @@ def test_an_async_function_cannot_take_the_loop_or_its_episode_along(error: type
     assert [each.failure and each.failure.kind for each in played] == ["raised"] * 3
 
 
-def test_a_keyboard_interrupt_ends_the_rollout_and_no_other() -> None:
-    async def play(observation: str) -> str:
-        raise KeyboardInterrupt
+def _plain(error: type[BaseException]) -> Callable[[str], str]:
+    def play(observation: str) -> str:
+        raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        envsdk.rollout_sync(LAKE, policy=play, tasks=3)
+    return play
+
+
+def _awaited(error: type[BaseException]) -> Callable[[str], Awaitable[str]]:
+    async def play(observation: str) -> str:
+        raise error
+
+    return play
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+@pytest.mark.parametrize("made", [_plain, _awaited])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_ends_the_rollout_and_no_other(
+    error: type[BaseException], made: Callable[[type[BaseException]], Any], limit_s: float | None
+) -> None:
+    with pytest.raises(error):
+        envsdk.rollout_sync(LAKE, policy=made(error), tasks=3, turn_timeout_s=limit_s)
     assert len(envsdk.rollout_sync(LAKE, policy="oracle", tasks=3)) == 3
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+@pytest.mark.parametrize("made", ["def", "async def"])
+@pytest.mark.parametrize(("error", "code"), [("SystemExit(7)", 7), ("KeyboardInterrupt", -signal.SIGINT)])
+def test_what_ends_a_program_ends_it_from_an_async_rollout(
+    error: str, code: int, made: str, limit_s: float | None
+) -> None:
+    program = f"""if True:
+        import asyncio, envsdk
+        {made} play(observation):
+            raise {error}
+        async def main():
+            async for _ in envsdk.rollout("FrozenLake", policy=play, tasks=40, turn_timeout_s={limit_s}):
+                print("an episode ended")
+        asyncio.run(main())"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert "never retrieved" not in ended.stderr
+
+
+def test_an_async_function_that_blocks_the_event_loop_is_named_once() -> None:
+    async def play(observation: str) -> str:
+        time.sleep(0.6)  # noqa: ASYNC251 - what it must not do
+        return UP
+
+    with pytest.warns(RuntimeWarning) as warned:
+        envsdk.rollout_sync(LAKE, policy=play, tasks=1, env_config={"max_steps": 6})
+    (said,) = {str(each.message) for each in warned}
+    assert "play kept the event loop for more than 0.5 s" in said
+    assert "asyncio.to_thread" in said
+
+
+class _Exiting(envsdk.Policy):
+    name = "exiting"
+
+    async def act(self, turn: envsdk.TurnContext) -> envsdk.Reply:
+        raise SystemExit(7)
+
+
+def test_a_policy_that_exits_ends_a_collection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"{__name__}:{_Exiting.__name__}"
+    with pytest.raises(SystemExit, match="7"):
+        collect(CollectOptions.of(source=LAKE, out=tmp_path / "lake", num_episodes=9, policy=name))
+    assert not caplog.records
 
 
 def test_files_keep_the_message_of_a_failure_and_not_its_traceback(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_late_replies_of_all_first_episodes_end_the_rollout() -> None:
         envsdk.rollout_sync(Counter, policy=hang, tasks=99, turn_timeout_s=LIMIT_S)
 
 
-@pytest.mark.parametrize("error", [StopIteration, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [StopIteration, asyncio.CancelledError])
 def test_with_a_limit_an_async_function_fails_as_without(error: type[BaseException]) -> None:
     async def play(observation: str) -> str:
         raise error("own words")
