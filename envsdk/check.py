@@ -168,17 +168,16 @@ class _Progress:
 
 
 def _print(report: Report, took_s: float, verbose: bool) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from envsdk.base.display.console import TerminalConsole
+    from envsdk.base.display.console import ResultTable, TerminalConsole
     from envsdk.testing import Status
 
     console = TerminalConsole(highlight=False)
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = ResultTable("group", *Status, num_left=1 + len(Status), padding=(0, 1), box=None, show_header=False)
     for group in dict.fromkeys(outcome.check.group for outcome in report.outcomes):
         counts = [
             Text(f"{count} {status.value}", style=colors[status.value]) if count else Text()
