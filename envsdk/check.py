@@ -177,7 +177,8 @@ def _print(report: Report, took_s: float, verbose: bool) -> None:
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
-    table = ResultTable("group", *Status, num_left=1 + len(Status), padding=(0, 1), box=None, show_header=False)
+    num_left, padding = 1 + len(Status), (0, 1)
+    table = ResultTable("group", *Status, num_left=num_left, padding=padding, box=None, show_header=False)
     for group in dict.fromkeys(outcome.check.group for outcome in report.outcomes):
         counts = [
             Text(f"{count} {status.value}", style=colors[status.value]) if count else Text()

@@ -22,6 +22,7 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.options import Count
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import NAME_PATTERN, validated
+from envsdk.config.reading import line_of, plain_words
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.contracts.failures import ConfigurationError
 
@@ -107,7 +108,7 @@ def evaluations_in(path: Path) -> list[EvalSpec]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{path}{line_of(error)}: {plain_words(error)}") from error
     if not isinstance(content, dict) or "evals" not in content:
         return []
     evals = validated(_File, content, str(path)).evals
