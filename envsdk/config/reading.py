@@ -224,7 +224,7 @@ def merged_over(base: DictConfig, own: DictConfig) -> DictConfig:
 def _merges_into(there: Any, value: Any) -> bool:
     """False for a list and a section. Of two sections, the keys with one of each are emptied in `there`."""
     if isinstance(there, DictConfig) and isinstance(value, DictConfig):
-        for key in there.keys() & value.keys():
+        for key in map(str, there.keys() & value.keys()):
             is_open = any(
                 OmegaConf.is_interpolation(each, key) or OmegaConf.is_missing(each, key)
                 for each in (there, value)
