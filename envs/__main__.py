@@ -97,7 +97,7 @@ def _print_table() -> None:
         turns = "any" if limit is None else str(limit)
         needs = "".join(f" (needs {command})" for command in registry.missing(spec))
         table.add_row(spec.id, turns, f"{spec.description}{needs}")
-    TerminalConsole(highlight=False).print(table)
+    TerminalConsole().print(table)
     for problem in problems:
         say(f"cannot be loaded: {problem}", err=True)
 

@@ -37,7 +37,7 @@ def command(options: RewardOptions) -> None:
     for reason, count_ in scoring.reasons.most_common(_MAX_REASONS):
         say(f"{count_} x {reason}")
     if scoring.num_unusable:
-        say(f"{scoring.num_unusable} rows of the file cannot be used and were left out; the first:")
+        say(f"rows of the file that cannot be used: {scoring.num_unusable}; the first:")
         for row in scoring.unusable[:_MAX_SHOWN]:
             say(f"{row.place} {row.reason}")
     total = scoring.total

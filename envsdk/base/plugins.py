@@ -36,28 +36,27 @@ def load_plugin(group: str, name: str) -> Any:
         raise ConfigurationError(f"`{name}` is not registered under {group}; {hint}")
     if entry is None:
         find_modules_here()
-    return load_object(
-        name if entry is None else entry.value, failed=f"{name!r} cannot be loaded for {group}: "
-    )
+        return load_object(name, where=f"{group}: ")
+    return load_object(entry.value, where=f"{group}: {name}: ")
 
 
-def load_object(dotted_name: str, *, failed: str = "") -> Any:
+def load_object(dotted_name: str, *, where: str = "") -> Any:
     """The object that `package.module:attribute` names; ConfigurationError says why it cannot be loaded.
 
-    `failed` begins the message. Without it, a module that raises an ImportError of its own is quoted alone.
+    `where` begins the message. An ImportError that a module raises itself is quoted as it is.
     """
     module, _, attribute = dotted_name.partition(":")
-    name = failed or f"{dotted_name!r} cannot be loaded: "
+    name = f"{where}{dotted_name!r} cannot be loaded: "
     if not module or not attribute:
         raise ConfigurationError(f"{name}write package.module:attribute")
     try:
         return getattr(import_module(module), attribute)
     except EnvsdkError as error:
-        raise ConfigurationError(f"{failed}{error}") from error
+        raise ConfigurationError(f"{where}{error}") from error
     except (Exception, SystemExit) as error:  # boundary: a plug-in's module
         missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         if missing or (isinstance(error, ImportError) and error.name is None):
-            raise ConfigurationError(f"{failed}{missing or error}") from error
+            raise ConfigurationError(f"{where}{missing or error}") from error
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigurationError(f"{name}{error}") from error
         if isinstance(error, AttributeError) and (loaded := sys.modules.get(module)):
@@ -69,7 +68,7 @@ def load_object(dotted_name: str, *, failed: str = "") -> Any:
 def _raised(error: BaseException) -> str:
     """`AssertionError: no reward (sorting.py:12)`: what a module raised while it was imported, and where."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({_shown(error.filename)}:{error.lineno})"
+        return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     importing = ("importlib/__init__.py", "importlib._bootstrap>", "importlib._bootstrap_external>")
     frames = [each for each in extract_tb(error.__traceback__)[1:] if not each.filename.endswith(importing)]
     if not frames:
@@ -78,11 +77,7 @@ def _raised(error: BaseException) -> str:
     own = os.path.dirname(frames[0].filename)
     place = [each for each in frames if each.filename.startswith(own)][-1]
     described = describe_error(error) if str(error) else f"{type(error).__name__} in `{place.line}`"
-    return f"{described} ({_shown(place.filename)}:{place.lineno})"
-
-
-def _shown(file: str) -> str:
-    return os.path.relpath(file) if file.startswith(f"{os.getcwd()}{os.sep}") else file
+    return f"{described} ({place.filename}:{place.lineno})"
 
 
 def find_modules_here() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+from omegaconf.errors import ConfigIndexError, GrammarParseError, OmegaConfBaseException
 
 from envsdk.base.settings.nearest import nearest
 from envsdk.base.settings.problems import KeyPath
@@ -204,10 +204,12 @@ def apply_item(config: DictConfig, item: str, *, called: str) -> dict[Any, Any]:
         if not _merges_into(there, OmegaConf.select(single, key, throw_on_resolution_failure=False)):
             OmegaConf.update(config, key, None)
         config.merge_with_dotlist([item])
-    except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
-        content = OmegaConf.to_container(config, resolve=False)
-        why = _said_of_index(content, key) or plain_words(error)
-        raise ConfigurationError(f"{called} `{item}`: {why}") from error
+    except (ConfigIndexError, ValueError) as error:
+        raise ConfigurationError(
+            f"{called} `{item}`: the list has no such entry; replace all of it, as in KEY=[a, b]"
+        ) from error
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+        raise ConfigurationError(f"{called} `{item}`: {plain_words(error)}") from error
     sections = OmegaConf.to_container(single, resolve=False)
     assert isinstance(sections, dict)
     return sections
@@ -233,23 +235,6 @@ def _merges_into(there: Any, value: Any) -> bool:
                 there[key] = None
         return True
     return not {type(there), type(value)} >= {DictConfig, ListConfig}
-
-
-def _said_of_index(content: Any, key: str) -> str | None:
-    """What is said of a key that a list on its way has no entry of; None where there is no such list."""
-    parts = re.findall(r"[^.\[\]]+", key)
-    for number, part in enumerate(parts):
-        if isinstance(content, list):
-            indices = {str(index): index for index in range(-len(content), len(content))}
-            if part not in indices:
-                name = ".".join(parts[:number])
-                return (
-                    f"`{name}` is a list of {len(content)}, with no [{part}]; write all of it: {name}=[a, b]"
-                )
-            content = content[indices[part]]
-        else:
-            content = content.get(part) if isinstance(content, dict) else None
-    return None
 
 
 def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:

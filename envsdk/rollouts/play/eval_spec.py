@@ -69,12 +69,12 @@ def evaluations_named(name: str, *, reward: str | None = None) -> list[EvalSpec]
 
     Raises ConfigurationError: a definition is wrong, or `reward` is missing or in the wrong place.
     """
-    if name.endswith(_PROMPT_FILES):
+    if name.endswith(_PROMPT_FILES) or (reward is not None and Path(name).is_dir()):
         if reward is None:
             raise ConfigurationError(f"{name} is a file of prompts: say by --reward how replies are scored")
         return [_of_prompts(name, reward)]
     if reward is not None:
-        raise ConfigurationError(f"--reward is for files of prompts, and {name} is none")
+        raise ConfigurationError(f"--reward is for files and folders of prompts, and {name} is none")
     if name in plugin_names(ENTRY_POINT_GROUP):
         return [registered_evaluation(name)]
     if not (match := re.fullmatch(r"(.+\.ya?ml)(?::(.+))?", name)):

@@ -28,11 +28,10 @@ def test_where_a_table_fits_each_row_is_a_line() -> None:
     assert list(ROW) in lines
 
 
-def test_headers_fold_before_names_do() -> None:
-    lines = [line.split() for line in shown(ROW, width=52).splitlines()]
-    assert ["95%"] in lines
-    assert ["tag", "episodes", "interval", "reward"] in lines
-    assert list(ROW) in lines
+def test_a_long_name_folds_where_the_numbers_fit() -> None:
+    lines = [line.split() for line in shown(ROW, width=50).splitlines()]
+    assert ["envsdk/FrozenLak", *ROW[1:]] in lines
+    assert ["e-v1"] in lines
 
 
 def test_where_a_table_does_not_fit_each_value_has_a_line() -> None:
