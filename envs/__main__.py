@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 import textwrap
@@ -85,11 +84,9 @@ def _installed() -> Iterator[EnvSpec | ConfigurationError]:
 
 
 def _print_table() -> None:
-    from rich.table import Table
+    from envsdk.base.display.console import ResultTable, TerminalConsole
 
-    from envsdk.base.display.console import TerminalConsole
-
-    table = Table("id", "turns", "description", box=None, pad_edge=False)
+    table = ResultTable("id", "turns", "description", num_left=3, box=None, padding=(0, 1))
     table.columns[0].no_wrap = True
     problems = []
     for spec in _installed():
@@ -100,9 +97,7 @@ def _print_table() -> None:
         turns = "any" if limit is None else str(limit)
         needs = "".join(f" (needs {command})" for command in registry.missing(spec))
         table.add_row(spec.id, turns, f"{spec.description}{needs}")
-    # Where nobody looks, a line is a line.
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
-    TerminalConsole(width=None if is_seen else 240, highlight=False).print(table)
+    TerminalConsole().print(table)
     for problem in problems:
         say(f"cannot be loaded: {problem}", err=True)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.text import Text
 
 from envsdk.base import registry
+from envsdk.base.display.console import ResultTable, StatusLine, TerminalConsole
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
@@ -20,8 +26,6 @@ from envsdk.config.env_arguments import EnvArguments, env_config_from, spec_name
 from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from envsdk.testing import Outcome, Report
     from envsdk.testing.subject import Subject
 
@@ -99,8 +103,15 @@ def command(options: CheckOptions) -> int:
     with redirect:
         if options.examples is None and not options.only:
             subject = _within(options.budget, subject, seconds_per_example(subject))
-        with _Progress(options.environment, len(checks)) as progress:
-            report = examine(subject, only=options.only, on_outcome=progress.show)
+        ended = itertools.count(1)
+        with StatusLine(TerminalConsole(stderr=True)) as line:
+            line.show(f"{options.environment}: starting")
+
+            def show(outcome: Outcome) -> None:
+                done = f"{next(ended)} of {len(checks)} checks, {outcome.check.name}"
+                line.show(f"{options.environment}: {done}")
+
+            report = examine(subject, only=options.only, on_outcome=show)
     if options.as_json:
         say(json.dumps(report.to_json(), indent=2))
     else:
@@ -117,8 +128,6 @@ def _need_the_kit() -> None:
 
 MAX_EXAMPLES, MIN_EXAMPLES = 50, 5
 """Per check, where the user names no number."""
-_TOLD_EVERY_S = 10.0
-"""Where nobody looks: a line as often."""
 
 
 def _within(budget_s: float, subject: Subject, per_example_s: float) -> Subject:
@@ -136,49 +145,15 @@ def _within(budget_s: float, subject: Subject, per_example_s: float) -> Subject:
     return replace(subject, options=replace(subject.options, max_examples=affordable))
 
 
-class _Progress:
-    """A line that changes on a terminal; elsewhere one now and then."""
-
-    def __init__(self, name: str, num_checks: int) -> None:
-        from envsdk.base.display.console import TerminalConsole
-
-        console = TerminalConsole(stderr=True)
-        self._is_seen = console.is_terminal
-        self._status = console.status(f"{name}: starting")
-        self._name, self._num_checks, self._num_done = name, num_checks, 0
-        self._told_at = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        if self._is_seen:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-
-    def show(self, outcome: Outcome) -> None:
-        """Called after each check."""
-        self._num_done += 1
-        text = f"{self._name}: {self._num_done} of {self._num_checks} checks, {outcome.check.name}"
-        if self._is_seen:
-            self._status.update(text)
-        elif time.monotonic() - self._told_at >= _TOLD_EVERY_S:
-            say(text, err=True, flush=True)
-            self._told_at = time.monotonic()
-
-
 def _print(report: Report, took_s: float, verbose: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from envsdk.base.display.console import TerminalConsole
     from envsdk.testing import Status
 
-    console = TerminalConsole(highlight=False)
+    console = TerminalConsole()
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
-    table = Table(box=None, pad_edge=False, show_header=False)
+    num_left, padding = 1 + len(Status), (0, 1)
+    table = ResultTable("group", *Status, num_left=num_left, padding=padding, box=None, show_header=False)
     for group in dict.fromkeys(outcome.check.group for outcome in report.outcomes):
         counts = [
             Text(f"{count} {status.value}", style=colors[status.value]) if count else Text()
@@ -227,26 +202,9 @@ def _duration(seconds: float) -> str:
 
 
 def _print_failure(console: Console, outcome: Outcome) -> None:
-    from rich.padding import Padding
-    from rich.syntax import Syntax
-    from rich.text import Text
-
-    if not console.is_terminal:
-        # As it is, so that it can be copied, searched and run: no line is broken.
-        demanded = f"Demanded: {outcome.check.demand}"
-        parts = [
-            *outcome.message.splitlines(),
-            demanded,
-            "",
-            *(f"  {line}" for line in outcome.script.splitlines()),
-        ]
-        say(f"\nFAILED {outcome.check.name}", *parts, sep="\n  ")
-        return
-    console.print()
-    console.print(Text("FAILED ", style="bold red").append(outcome.check.name, style="bold"))
-    console.print(Padding(Text(outcome.message), (0, 0, 0, 2)))
-    console.print(Padding(Text(f"Demanded: {outcome.check.demand}", style="bright_black"), (0, 0, 0, 2)))
-    console.print()
+    console.print(Text("\nFAILED ", style="bold red").append(outcome.check.name, style="bold"))
+    console.print(Text(indent(outcome.message, "  ")))
+    console.print(Text(f"  Demanded: {outcome.check.demand}\n", style="bright_black"))
     # The terminal breaks long lines by itself, so that what is copied can be run.
     console.print(Syntax("", "python", background_color="default").highlight(outcome.script), soft_wrap=True)
 

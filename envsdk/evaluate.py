@@ -13,12 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import rich.box
-from rich.console import Console
-from rich.table import Table
-
 from envsdk.base.display.command_line import canonical_command
-from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.console import ResultTable, TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
@@ -198,15 +194,15 @@ def _list(names: Sequence[str]) -> None:
             raise ConfigurationError(f"--list: {', '.join(names)}: there is no evaluation")
     else:
         specs = [registered_evaluation(name) for name in plugin_names(ENTRY_POINT_GROUP)]
-    table = Table("name", "version", "tags", "about", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    table = ResultTable("name", "version", "tags", "about", num_left=4)
     for spec in specs:
         table.add_row(spec.name, str(spec.version), ", ".join(spec.custom_envs), spec.about)
-    _console().print(table)
+    TerminalConsole().print(table)
 
 
 def _print(played: Sequence[Evaluation]) -> None:
     """The tables, what failed, and where the episodes are."""
-    console = _console()
+    console = TerminalConsole()
     console.print(results_table(*played))
     if any(each.by_role for each in played):
         console.print(wins_table(*played))
@@ -221,11 +217,6 @@ def _print(played: Sequence[Evaluation]) -> None:
     log = played[0].log
     if log is not None:
         say(f"look at the episodes with: envsdk view {log if len(played) == 1 else log.parent}")
-
-
-def _console() -> Console:
-    # In a file or a pipe a row of the table stays one line.
-    return TerminalConsole(width=None if sys.stdout.isatty() else 240)
 
 
 def _baseline(each: Evaluation, played: Sequence[Evaluation]) -> Evaluation:
@@ -246,19 +237,16 @@ def _players(played: Sequence[Evaluation]) -> list[str]:
 
 def _table(
     played: Sequence[Evaluation], *headers: str, title: str | None = None
-) -> tuple[Table, list[tuple[Evaluation, list[str]]]]:
+) -> tuple[ResultTable, list[tuple[Evaluation, list[str]]]]:
     """With columns for tags and what differs between evaluations; each of these with its own cells."""
-    table = Table(title=title, box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = {"evaluation": [each.name for each in played], "model": _players(played)}
     shown = {header: cells for header, cells in columns.items() if len(set(cells)) > 1}
-    for header in (*shown, "tag"):
-        table.add_column(header, overflow="fold")
-    for header in headers:
-        table.add_column(header, justify="left" if header == "role" else "right", no_wrap=True)
+    num_left = len(shown) + 1 + (headers[0] == "role")
+    table = ResultTable(*shown, "tag", *headers, num_left=num_left, title=title)
     return table, [(each, [cells[n] for cells in shown.values()]) for n, each in enumerate(played)]
 
 
-def results_table(*played: Evaluation) -> Table:
+def results_table(*played: Evaluation) -> ResultTable:
     """Results by evaluation, model and tag, with a total where there are several tags.
 
     Where there are several models, the total is compared with the first one's, task by task.
@@ -284,7 +272,7 @@ def results_table(*played: Evaluation) -> Table:
     return table
 
 
-def passes_table(*played: Evaluation) -> Table:
+def passes_table(*played: Evaluation) -> ResultTable:
     """pass@k by evaluation, model and tag, for tasks that were played several times."""
     table, labelled = _table(played, "k", "pass@k", "95% interval", "tasks", "left out")
     for each, label in labelled:
@@ -305,7 +293,7 @@ def passes_table(*played: Evaluation) -> Table:
     return table
 
 
-def wins_table(*played: Evaluation) -> Table:
+def wins_table(*played: Evaluation) -> ResultTable:
     """How games went for each role that the policy played, and for all its roles, which it takes in turn."""
     headers = ("role", "games", "wins", "95% interval", "draws", "losses", "unfinished")
     table, labelled = _table(played, *headers)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import rich.box
-from rich.table import Table
-
-from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.console import ResultTable, TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
@@ -36,12 +33,11 @@ def command(options: RewardOptions) -> None:
         scoring = score_rows(
             section, options, on_start=lambda total: progress.start(0, total), on_graded=count
         )
-    # In a file or a pipe a row of the table stays one line.
-    TerminalConsole(width=None if sys.stdout.isatty() else 240).print(scores_table(options.name, scoring))
+    TerminalConsole().print(scores_table(options.name, scoring))
     for reason, count_ in scoring.reasons.most_common(_MAX_REASONS):
         say(f"{count_} x {reason}")
     if scoring.num_unusable:
-        say(f"{scoring.num_unusable} rows of the file cannot be used and were left out; the first:")
+        say(f"rows of the file that cannot be used: {scoring.num_unusable}; the first:")
         for row in scoring.unusable[:_MAX_SHOWN]:
             say(f"{row.place} {row.reason}")
     total = scoring.total
@@ -63,12 +59,10 @@ def _report_references(scoring: Scoring) -> None:
         raise EnvsdkError(f"{num_bad} row(s) have no reference answer that counts as right")
 
 
-def scores_table(name: str, scoring: Scoring) -> Table:
+def scores_table(name: str, scoring: Scoring) -> ResultTable:
     """Results by tag, and their total where there are several tags."""
-    table = Table(title=name, box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tag", overflow="fold")
-    for header in ("responses", "right", "wrong", "faults", "masked", "missing", "accuracy", "mean value"):
-        table.add_column(header, justify="right", no_wrap=True)
+    headers = ("responses", "right", "wrong", "faults", "masked", "missing", "accuracy", "mean value")
+    table = ResultTable("tag", *headers, title=name)
     for tag, tally in scoring.by_tag.items():
         table.add_row(tag or "-", *_row(tally))
     if len(scoring.by_tag) > 1:

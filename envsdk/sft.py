@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.config.env_arguments import env_config_from
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.warm_start.fine_tuning import SFTConfig as SFTConfig
 from envsdk.trainers.warm_start.fine_tuning import fine_tune, load_sft_config
@@ -48,17 +46,10 @@ def command(config: SFTConfig) -> None:
 
 def _read_config(arguments: list[str], options: dict[str, Any]) -> SFTConfig:
     file, overrides = _file_and_overrides(arguments)
-    return load_sft_config(file, {**_overrides(overrides), **options})
+    return load_sft_config(file, {**env_config_from(overrides, called="override"), **options})
 
 
-def _overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    try:
-        return {name: yaml.safe_load(value) for name, _, value in (item.partition("=") for item in arguments)}
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{' '.join(arguments)}: {error}") from error
-
-
-def _file_and_overrides(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+def _file_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise ConfigurationError(

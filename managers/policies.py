@@ -119,9 +119,7 @@ def policy_class(name: str) -> type[Policy]:
     if name not in plugins and ":" not in name:
         others = ("endpoint", "model", "scripted")
         known = suggest(name, [*BUILT_IN, *others, *plugins], known="known policies")
-        raise ConfigurationError(
-            f"there is no policy {name!r}: {known} A dotted name `package.module:Class` works too."
-        )
+        raise ConfigurationError(f"there is no policy {name!r}; {known} (`package.module:Class` works too)")
     found = load_plugin(POLICIES, name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigurationError(f"policy {name!r} is not a subclass of envsdk.contracts.policy.Policy")

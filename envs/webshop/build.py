@@ -41,8 +41,8 @@ class BuildStoreOptions(Options):
 
 def command(options: BuildStoreOptions) -> None:
     """Make a store of WebShop's official files, for `data_dir: STORE` in an `env_config`."""
-    from envsdk.base.display.console import TerminalConsole
-    from envsdk.envs.webshop.builder import BuildOptions, BuildProgress, build
+    from envsdk.base.display.console import StatusLine, TerminalConsole
+    from envsdk.envs.webshop.builder import BuildOptions, build
     from envsdk.envs.webshop.store import open_store, verify
 
     if options.check is not None:
@@ -58,8 +58,8 @@ def command(options: BuildStoreOptions) -> None:
         num_products=options.num_products,
         skip_bad=options.skip_bad,
     )
-    with BuildProgress(TerminalConsole(file=sys.stderr)) as progress:
-        build(options.data, out, how, progress=progress)
+    with StatusLine(TerminalConsole(file=sys.stderr)) as line:
+        build(options.data, out, how, tell=lambda what, share: line.show(f"{what}: {share:.0%}"))
     manifest = open_store(out).manifest
     goals = manifest["num_goals"]
     skipped = manifest["skipped"]

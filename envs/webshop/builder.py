@@ -13,15 +13,13 @@ import math
 import os
 import shutil
 import sqlite3
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 
 from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
 from envsdk.base.store.file_lock import locked
@@ -101,7 +99,7 @@ def build(
     out: Path,
     options: BuildOptions | None = None,
     *,
-    progress: BuildProgress | None = None,
+    tell: Callable[[str, float], None] = lambda what, share: None,
     tagger: Tagger | None = None,
 ) -> None:
     """Make the store of the raw files in `data`, or what is missing of it, in `out`.
@@ -124,7 +122,7 @@ def build(
         with locked(out / ".lock", patience_s=math.inf):
             manifest = json.loads((out / MANIFEST).read_text()) if is_complete(out) else {}
             if manifest.get("made_of") != made_of:
-                _Build(sources, out, options, tagger, made_of, progress or BuildProgress()).run()
+                _Build(sources, out, options, tagger, made_of, tell).run()
     except OSError as error:
         raise storage_error("write", out, error) from error
 
@@ -164,12 +162,12 @@ class _Build:
         options: BuildOptions,
         tagger: Tagger,
         made_of: dict[str, Any],
-        progress: BuildProgress,
+        tell: Callable[[str, float], None],
     ) -> None:
         self._sources, self._out, self._options, self._tagger = sources, out, options, tagger
         self._work = out / _WORK
         self._state = _State(made_of=made_of)
-        self._progress = progress
+        self._tell = tell
         self._index = IndexBuilder(self._work)
         (self._out / MANIFEST).unlink(missing_ok=True)
         self._work.mkdir(exist_ok=True)
@@ -185,11 +183,11 @@ class _Build:
             if not self._state.num_products:
                 raise BadData(f"{self._sources.items}: holds no product that can be used")
             self._write_ranks()
-        self._progress.tell("goals", 0.0)
-        num_goals = write_goals(self._work, seed=self._options.price_seed, tell=self._progress.tell)
+        self._tell("goals", 0.0)
+        num_goals = write_goals(self._work, seed=self._options.price_seed, tell=self._tell)
         self._write_labels()
-        self._progress.tell("search index", 0.0)
-        self._index.finish(self._work, tell=lambda share: self._progress.tell("search index", share))
+        self._tell("search index", 0.0)
+        self._index.finish(self._work, tell=lambda share: self._tell("search index", share))
         self._finish(num_goals)
 
     def _resume(self) -> bool:
@@ -221,7 +219,7 @@ class _Build:
             """
         )
         for table, path in (("attributes", self._sources.attributes), ("human", self._sources.human)):
-            self._progress.tell(path.name, 0.0)
+            self._tell(path.name, 0.0)
             # No product has an asin that is no Unicode.
             rows = ((asin, json.dumps(entry)) for asin, entry in read_object(path) if is_unicode(asin))
             self._table.executemany(f"INSERT INTO {table} VALUES (?, ?)", rows)
@@ -249,7 +247,7 @@ class _Build:
                     if len(batch) == _BATCH and not is_last:
                         self._add(batch, files)
                         batch = []
-                        self._progress.tell("products", reader.offset / size)
+                        self._tell("products", reader.offset / size)
                         if reader.num_read - state.num_read >= _SAVE_EVERY:
                             self._save_products(reader, files)
                     if is_last:
@@ -348,7 +346,7 @@ class _Build:
         """Move the files to their place and write the manifest."""
         files = {}
         for number, name in enumerate(FILES):
-            self._progress.tell("checksums", number / len(FILES))
+            self._tell("checksums", number / len(FILES))
             path = self._work / name
             files[name] = {"size": path.stat().st_size, "blake2b": file_digest(path)}
         for name in FILES:
@@ -374,38 +372,3 @@ def _asin(raw: Any) -> str:
     if not is_unicode(asin):
         raise BadRecord(f"asin: holds half of a surrogate pair: {asin!r}")
     return asin
-
-
-_TELL_EVERY_S = 5.0
-
-
-class BuildProgress:
-    """A bar on a terminal, a line now and then elsewhere, nothing without a console."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console
-        self._told_at = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def __enter__(self) -> Self:
-        if self._console is not None and self._console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console)
-            self._bar.start()
-            self._task = self._bar.add_task("", total=1.0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def tell(self, what: str, share: float) -> None:
-        """`what` is being done, and `share` of it, 0 to 1, is."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=what, completed=min(share, 1.0))
-        elif self._console is not None and time.monotonic() - self._told_at >= _TELL_EVERY_S:
-            self._told_at = time.monotonic()
-            self._console.print(f"{what}: {share:.0%}", highlight=False)

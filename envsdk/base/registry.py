@@ -191,10 +191,7 @@ def load_entry_point(env_spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):
         return env_spec.entry_point
-    try:
-        loaded = load_object(env_spec.entry_point)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{env_spec.id}: {error}") from error
+    loaded = load_object(env_spec.entry_point, where=f"{env_spec.id}: ")
     if not callable(loaded):
         raise ConfigurationError(f"{env_spec.id}: its entry point {env_spec.entry_point!r} is not callable")
     constructor: Callable[..., AnyTextEnv] = loaded

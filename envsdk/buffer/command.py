@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import rich.box
 from pydantic import NonNegativeInt
-from rich.table import Table
 
-from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.console import ResultTable, TerminalConsole
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
 from envsdk.base.settings.options import Argument, Option, Options
@@ -145,13 +142,12 @@ def _print(content: Content, place: str) -> None:
         f"at a time, at most {terms.staleness_bound} versions old; {_bytes(content.payload_bytes)} of "
         "trajectories"
     )
-    # In a file or a pipe a row of a table stays one line.
-    console = TerminalConsole(width=None if sys.stdout.isatty() else 240)
+    console = TerminalConsole()
     for table in tables_of(content):
         console.print(table)
 
 
-def tables_of(content: Content) -> list[Table]:
+def tables_of(content: Content) -> list[ResultTable]:
     """What is shown of a buffer: groups, programs, versions and steps; tables without a row are left out."""
     now = content.read_at
     version_counts = content.counted("version")
@@ -233,18 +229,16 @@ def tables_of(content: Content) -> list[Table]:
     return [table for table in tables if table.row_count]
 
 
-def _table(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for place, header in enumerate(headers):
-        table.add_column(header, justify="left" if place < num_left else "right", overflow="fold")
+def _table(
+    title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], *, num_left: int = 1
+) -> ResultTable:
+    table = ResultTable(*headers, num_left=num_left, title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _by(name: str, counted: Mapping[Any, Mapping[GroupState, Total]]) -> Table:
+def _by(name: str, counted: Mapping[Any, Mapping[GroupState, Total]]) -> ResultTable:
     def cells(value: Any, totals: Mapping[GroupState, Total]) -> list[str]:
         numbers = [totals.get(state, Total()).num_groups for state in GroupState]
         mean = _reward(functools.reduce(Total.plus, totals.values(), Total()))

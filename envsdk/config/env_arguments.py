@@ -30,13 +30,17 @@ def env_config_from(items: Sequence[str], *, called: str = "argument") -> dict[s
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from envsdk.config.reading import apply_item, plain_words
+
+    parsed = OmegaConf.create()
     for item in items:
         if not item.partition("=")[0] or "=" not in item:
             raise ConfigurationError(f"{item!r} is no {called}; write key=value, such as size=6")
+        apply_item(parsed, item, called=called)
     try:
-        config = OmegaConf.to_container(OmegaConf.from_dotlist(list(items)), resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigurationError(f"{' '.join(items)}: {str(error).splitlines()[0]}") from error
+        config = OmegaConf.to_container(parsed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"{' '.join(items)}: {plain_words(error)}") from error
     assert isinstance(config, dict)
     return {str(key): value for key, value in config.items()}
 

@@ -35,7 +35,7 @@ from envsdk.config.foreign.translation import Translation, remove, translate
 from envsdk.config.machine_checks import machine_problems
 from envsdk.config.models import RunConfig
 from envsdk.config.presets import with_preset
-from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, first_line
+from envsdk.config.reading import EXTENDS, OVERRIDE, Reading, find_config, plain_words
 from envsdk.config.rlvr import count_rows, expand
 from envsdk.config.start_checks import start_problems
 from envsdk.contracts.failures import ConfigurationError
@@ -259,7 +259,7 @@ def _interpolation_problem(error: OmegaConfBaseException) -> str:
     """OmegaConf's words, or plainer ones where a variable of the environment is not set."""
     variable = re.search(r"Environment variable '(\w+)' not found", str(error))
     if variable is None:
-        return first_line(error)
+        return plain_words(error)
     name = variable[1]
     return f"the environment variable {name} is not set; `${{oc.env:{name},DEFAULT}}` has a default"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigIndexError, GrammarParseError, OmegaConfBaseException
 
 from envsdk.base.settings.nearest import nearest
 from envsdk.base.settings.problems import KeyPath
@@ -105,11 +105,9 @@ class Reading:
         for key in [each for each in self._origins if each[0] in (EXTENDS, DEFAULTS)]:
             del self._origins[key]
         try:
-            merged = OmegaConf.merge(base, own) if base is not None else own
-        except OmegaConfBaseException as error:
-            raise ConfigurationError(f"{display(path)}: {first_line(error)}") from error
-        assert isinstance(merged, DictConfig)
-        return merged
+            return own if base is None else merged_over(base, own)
+        except (OmegaConfBaseException, TypeError) as error:
+            raise ConfigurationError(f"{display(path)}: {plain_words(error)}") from error
 
     def _read_base(self, own: DictConfig, path: Path) -> DictConfig | None:
         if DEFAULTS in own:
@@ -138,7 +136,7 @@ class Reading:
             raise ConfigurationError(
                 f"{display(path)}: has both `{EXTENDS}` and `{DEFAULTS}`, which do the same; keep one"
             )
-        merged: Any = OmegaConf.create()
+        merged = OmegaConf.create()
         for name in names:
             neighbor = path.parent / name
             if not neighbor.is_file():
@@ -148,8 +146,7 @@ class Reading:
                 )
             shared = self.read(neighbor)
             self.shared_keys |= {str(key) for key in shared}
-            merged = OmegaConf.merge(merged, shared)
-        assert isinstance(merged, DictConfig)
+            merged = merged_over(merged, shared)
         return merged
 
     def _record(self, node: yaml.Node | None, path: KeyPath, file: str) -> None:
@@ -188,13 +185,7 @@ class Reading:
             )
         if key == EXTENDS:
             raise ConfigurationError(f"override `{override}`: `{EXTENDS}` only works in a file")
-        try:
-            single = OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False)
-            merged.merge_with_dotlist([override])
-        except (OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError) as error:
-            raise ConfigurationError(f"override `{override}`: {first_line(error)}") from error
-        assert isinstance(single, dict)
-        self._record_override(single, ())
+        self._record_override(apply_item(merged, override, called="override"), ())
 
     def _record_override(self, data: Mapping[Any, Any], prefix: KeyPath) -> None:
         for key, value in data.items():
@@ -204,6 +195,48 @@ class Reading:
                 self._record_override(value, path)
 
 
+def apply_item(config: DictConfig, item: str, *, called: str) -> dict[Any, Any]:
+    """Apply one `key=value` to `config`; returns it as sections. ConfigurationError calls the item so."""
+    key = item.partition("=")[0]
+    try:
+        single = OmegaConf.from_dotlist([item])
+        there = OmegaConf.select(config, key, throw_on_resolution_failure=False)
+        if not _merges_into(there, OmegaConf.select(single, key, throw_on_resolution_failure=False)):
+            OmegaConf.update(config, key, None)
+        config.merge_with_dotlist([item])
+    except (ConfigIndexError, ValueError) as error:
+        raise ConfigurationError(
+            f"{called} `{item}`: the list has no such entry; replace all of it, as in KEY=[a, b]"
+        ) from error
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+        raise ConfigurationError(f"{called} `{item}`: {plain_words(error)}") from error
+    sections = OmegaConf.to_container(single, resolve=False)
+    assert isinstance(sections, dict)
+    return sections
+
+
+def merged_over(base: DictConfig, own: DictConfig) -> DictConfig:
+    """`own` over `base`. A list replaces a section, and a section a list: validation names the wrong one."""
+    _merges_into(base, own)
+    merged = OmegaConf.merge(base, own)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _merges_into(there: Any, value: Any) -> bool:
+    """False for a list and a section. Of two sections, the keys with one of each are emptied in `there`."""
+    if isinstance(there, DictConfig) and isinstance(value, DictConfig):
+        for key in map(str, there.keys() & value.keys()):
+            is_open = any(
+                OmegaConf.is_interpolation(each, key) or OmegaConf.is_missing(each, key)
+                for each in (there, value)
+            )
+            if not is_open and not _merges_into(there[key], value[key]):
+                there[key] = None
+        return True
+    return not {type(there), type(value)} >= {DictConfig, ListConfig}
+
+
 def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
     """The text as OmegaConf and as a tree that knows its lines."""
     try:
@@ -211,12 +244,8 @@ def _parse(text: str, path: Path) -> tuple[DictConfig, yaml.Node | None]:
         if tree is None:
             return OmegaConf.create(), None
         parsed = OmegaConf.create(text) if isinstance(tree, yaml.MappingNode) else None
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        tab = "; indent with spaces" if "'\\t'" in (error.problem or "") else ""
-        raise ConfigurationError(f"{display(path)}{line}: {error.problem or error.context}{tab}") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigurationError(f"{display(path)}: {first_line(error)}") from error
+        raise ConfigurationError(f"{display(path)}{line_of(error)}: {plain_words(error)}") from error
     if not isinstance(parsed, DictConfig) or not all(isinstance(key, str) for key in parsed):
         raise ConfigurationError(
             f"{display(path)}: the file must be a mapping of keys, such as `max_steps: 100`"
@@ -230,9 +259,25 @@ def display(path: Path) -> str:
     return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of a message of several lines."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def line_of(error: Exception) -> str:
+    """`:LINE` of an error of YAML's; empty where it has none."""
+    mark = getattr(error, "problem_mark", None)
+    return f":{mark.line + 1}" if mark else ""
+
+
+def plain_words(error: Exception) -> str:
+    """An error of YAML's or OmegaConf's in one line, with what to write instead."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        advice = (
+            "indent with spaces"
+            if "'\\t'" in (error.problem or "")
+            else "a list is [a, b], a section {key: value}, and text with such characters stands in quotes"
+        )
+        return f"is no valid YAML, {error.problem or error.context}; {advice}"
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, GrammarParseError):
+        return f"has a `${{` that cannot be read, {line}; write `${{key}}` or `${{oc.env:NAME}}`"
+    return line
 
 
 DEFAULTS = "defaults"

@@ -86,10 +86,8 @@ def prompt_notes(config: RunConfig) -> list[str]:
             if prompts.num_unusable:
                 named = "; ".join(f"{each.place} {each.reason}" for each in prompts.unusable[:_MAX_NAMED])
                 more = ", ..." if prompts.num_unusable > _MAX_NAMED else ""
-                notes.append(
-                    f"{prompts.num_unusable} rows of {', '.join(files)} cannot be used and are not asked: "
-                    f"{named}{more}"
-                )
+                share = f"{prompts.num_unusable} of {prompts.num_unusable + prompts.counts.total()} rows"
+                notes.append(f"{share} of {', '.join(files)} cannot be used or asked: {named}{more}")
         number, among, example = _unscorable(prompts, env_config.get("reward"))
         if number:
             notes.append(

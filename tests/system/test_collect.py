@@ -433,7 +433,7 @@ def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
         1,
     )
     assert done.returncode == 0, done.stderr
-    assert f"2 rows of {rows} cannot be used and are not asked: {rows}:2 is no JSON" in done.stderr
+    assert f"rows of {rows} cannot be used or asked: {rows}:2 is no JSON" in done.stderr
 
 
 def test_the_name_of_an_environment_does_for_its_id_and_its_data_set(

@@ -118,8 +118,14 @@ def test_a_prompt_file_is_evaluated_by_its_reward_and_other_rows_are_another_eva
     Path("my rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
     assert run_here(main, "my rows.jsonl", "--reward", "math", "--policy", "oracle").returncode == 0
     assert len(list((here / "evaluations").iterdir())) == 2
+    Path("a folder").mkdir()
+    Path("my rows.jsonl").rename("a folder/my rows.jsonl")
+    done = run_here(main, "a folder", "--reward", "math", "--policy", "oracle")
+    assert done.returncode == 0
+    assert "a folder" in done.stdout or "a-folder" in done.stdout
+    Path("a folder/my rows.jsonl").rename("my rows.jsonl")
     assert "say by --reward" in run_here(main, "my rows.jsonl", "--policy", "oracle").stderr
-    assert "--reward is for files of prompts" in run_here(main, "sums", "--reward", "math").stderr
+    assert "--reward is for files and folders of prompts" in run_here(main, "sums", "--reward", "math").stderr
 
 
 def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
@@ -128,9 +134,7 @@ def test_rows_of_a_prompt_file_that_are_not_asked_are_counted_with_reasons(
     Path("rows.jsonl").write_text('{"prompt": "1=", "ground_truth": "1"}\n{torn\n{"other": 1}\n')
     done = run_here(main, "rows.jsonl", "--reward", "exact", "--policy", "oracle")
     assert done.returncode == 0, done.stderr
-    assert (
-        "note: 2 rows of rows.jsonl cannot be used and are not asked: rows.jsonl:2 is no JSON" in done.stderr
-    )
+    assert "note: 2 of 3 rows of rows.jsonl cannot be used or asked: rows.jsonl:2 is no JSON" in done.stderr
     Path("rows.jsonl").write_text("{torn\n")
     for name in (["rows.jsonl", "--reward", "exact"], ["Prompts", "files=rows.jsonl", "reward=exact"]):
         done = run_here(main, *name, "--policy", "oracle")

@@ -33,7 +33,7 @@ import numpy as np
 from rich.console import Console
 
 import envsdk
-from envsdk.base.display.console import TerminalConsole
+from envsdk.base.display.console import StatusLine, TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.registry import load_entry_point
 from envsdk.base.registry import spec as registered
@@ -75,7 +75,6 @@ RECORD = "warm_start.json"
 
 _RECIPE = 2
 """Raised when the same settings would give another policy."""
-_PRINT_EVERY_S = 5.0
 _HOPELESS = 32
 """With so many failed demonstrations of the last tag and no other of any, no more are played."""
 
@@ -94,13 +93,11 @@ def prepare_policy(config: RunConfig, *, console: Console | None = None, device:
     parent = cache_folder() / "policies"
     folder = parent / digest
     if (folder / RECORD).is_file():
-        console.print(f"warm start: {folder}", highlight=False, soft_wrap=True)
+        console.print(f"warm start: {folder}", soft_wrap=True)
         return folder
     make_folder(parent)
     waiting = "warm start: another process is making this policy, waiting"
-    with held_to_make(
-        parent / f".{digest}.lock", lambda: console.print(waiting, highlight=False, soft_wrap=True)
-    ):
+    with held_to_make(parent / f".{digest}.lock", lambda: console.print(waiting, soft_wrap=True)):
         if not (folder / RECORD).is_file():
             _make(config, description, folder, console, device)
     return folder
@@ -226,7 +223,7 @@ def _make(
     started = time.monotonic()
     work = folder.parent / f".{folder.name}.work"
     for line in _announced(config, description, folder):
-        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
+        console.print(f"warm start: {line}", soft_wrap=True)
     trajectories = _collect(config, console)
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -247,7 +244,6 @@ def _make(
     console.print(
         f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
         f"predicted with cross entropy {score['loss']:.3f} per token",
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -293,7 +289,7 @@ def _collect(config: RunConfig, console: Console) -> list[Trajectory]:
         _demonstrator(config, counts).play(chain.from_iterable(plan.tasks() for plan in plans), ended)
     trajectories = [played[position] for position in sorted(played)]
     for line in _left_out(trajectories):
-        console.print(f"warm start: {line}", highlight=False, soft_wrap=True)
+        console.print(f"warm start: {line}", soft_wrap=True)
     return [trajectory for trajectory in trajectories if trajectory.failure is None and trajectory.turns]
 
 
@@ -394,19 +390,14 @@ def _imitate(
 ) -> dict[str, float]:
     """Behavior cloning; returns loss and accuracy per token, averaged over the last tenth of the steps."""
     tail: list[dict[str, float]] = []
-    printed_at = time.monotonic()
-    with console.status("") as status:
+    with StatusLine(console) as status:
         steps = imitate(
             trainer, demonstrations, batch_size=args.batch_size, epochs=args.epochs, seed=args.seed
         )
         for step, metrics in steps:
             if step > 0.9 * num_steps:
                 tail.append(metrics)
-            line = f"warm start: imitating, step {step}/{num_steps}, loss {metrics['sft/loss']:.3f}"
-            status.update(line)
-            if not console.is_terminal and time.monotonic() - printed_at >= _PRINT_EVERY_S:
-                printed_at = time.monotonic()
-                console.print(line, highlight=False)
+            status.show(f"warm start: imitating, step {step}/{num_steps}, loss {metrics['sft/loss']:.3f}")
     return {
         name: float(np.mean([metrics[f"sft/{name}"] for metrics in tail])) for name in ("loss", "accuracy")
     }

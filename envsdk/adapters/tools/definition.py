@@ -95,10 +95,7 @@ def tool(function: Callable[..., Any], *, name: str = "", description: str = "")
 def load_tool(path: str) -> Tool:
     """The tool that `package.module:attribute` names: a `Tool`, or a function. Raises ConfigurationError."""
     find_modules_here()
-    try:
-        found = load_object(path)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"tool {error}") from error
+    found = load_object(path, where="tool ")
     if isinstance(found, Tool):
         return found
     if not callable(found):

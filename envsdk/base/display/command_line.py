@@ -20,7 +20,7 @@ import typer
 
 from envsdk.base.display.terminal import say, visible
 from envsdk.base.settings.extras import missing_package
-from envsdk.contracts.failures import INTERRUPTED, ConfigurationError, EnvsdkError
+from envsdk.contracts.failures import INTERRUPTED, ConfigurationError, EnvsdkError, without_lone_surrogates
 
 P = ParamSpec("P")
 
@@ -82,6 +82,11 @@ def run_app(
 
     @run_command
     def run() -> int | None:
+        for each in sys.argv[1:] if argv is None else argv:
+            if each != without_lone_surrogates(each):
+                raise ConfigurationError(
+                    f"{each}: is no {sys.getfilesystemencoding()} text: set LC_ALL=C.UTF-8, or name it in ASCII"
+                )
         result = app(args=argv, prog_name=name, standalone_mode=False)
         if result == INTERRUPTED and tells_interrupt:
             # What Typer makes of a KeyboardInterrupt.

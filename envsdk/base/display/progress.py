@@ -162,7 +162,7 @@ class ProgressDisplay:
         """A validation has finished."""
         self._validations.append(result)
         if self._live is None:
-            line = in_one_line(result.score_by_tag, result.failed, digits=0)
+            line = in_one_line(result.score_by_tag, result.failed)
             self.note(f"held-out after {result.step} steps: {line}")
 
     def note(self, text: str) -> None:
@@ -318,13 +318,13 @@ def _before_and_after(history: Sequence[Score]) -> Text:
         return Text()
     before, after = history[0], history[-1]
     if len(history) == 1:
-        return Text(after.text(0))
+        return Text(str(after))
     gained = gain(before, after)
     if gained is None:
-        return Text.assemble(f"{before.text(0)} → {after.text(0)}  ", ("not comparable", "yellow"))
+        return Text.assemble(f"{before} → {after}  ", ("not comparable", "yellow"))
     style = _GOOD if gained > 0 else "red" if gained < 0 else _QUIET
-    rates = f"{_percent(_rate(before))} → {after.text(0)}  "
-    return Text.assemble(rates, (change(before, after, digits=0), style))
+    rates = f"{_rate(before):.1%} → {after}  "
+    return Text.assemble(rates, (change(before, after), style))
 
 
 def _rate(score: Score) -> float:

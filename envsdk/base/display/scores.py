@@ -121,9 +121,9 @@ def held_out(metrics: Mapping[str, float]) -> dict[str, Score]:
     return scores(metrics, success="val/success", counts="val")
 
 
-def in_one_line(by_tag: Mapping[str, Score], failed: str, *, digits: int = 1) -> str:
+def in_one_line(by_tag: Mapping[str, Score], failed: str) -> str:
     """Scores by tag, without their mean, and what failed."""
-    line = "  ".join(f"{tag} {score.text(digits)}" for tag, score in by_tag.items() if tag != MEAN)
+    line = "  ".join(f"{tag} {score}" for tag, score in by_tag.items() if tag != MEAN)
     return f"{line} | failed: {failed}" if failed else line
 
 
@@ -154,10 +154,10 @@ def gain(before: Score, after: Score) -> float | None:
     return None if before.rate is None or after.rate is None else after.rate - before.rate
 
 
-def change(before: Score, after: Score, *, digits: int = 1) -> str:
+def change(before: Score, after: Score) -> str:
     """`+44.5 points`; where the two rates are not of the same tasks, why no gain is stated."""
     if (gained := gain(before, after)) is not None:
-        return f"{100 * gained:+.{digits}f} points"
+        return f"{100 * gained:+.1f} points"
     if before.num_episodes != after.num_episodes:
         return "no gain is stated: other tasks were played"
     counts = ((before.num_failed, "before"), (after.num_failed, "after"))
@@ -168,4 +168,4 @@ def change(before: Score, after: Score, *, digits: int = 1) -> str:
     if before.bounds is None or after.bounds is None:
         return reason
     least, most = after.bounds[0] - before.bounds[1], after.bounds[1] - before.bounds[0]
-    return f"{reason}; with them it is from {100 * least:+.{digits}f} to {100 * most:+.{digits}f} points"
+    return f"{reason}; with them it is from {100 * least:+.1f} to {100 * most:+.1f} points"

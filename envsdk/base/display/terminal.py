@@ -35,13 +35,16 @@ def _code(number: int) -> str:
     )
 
 
+def printable(text: str, encoding: str) -> str:
+    """`text` made visible, with what the encoding does not have shown by its code too."""
+    return visible(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
 def say(*parts: object, sep: str = " ", end: str = "\n", err: bool = False, flush: bool = False) -> None:
-    """`print`, made visible; on stderr with `err`. What the stream cannot encode is shown by its code too."""
+    """`print`, made visible; on stderr with `err`."""
     stream: TextIO | None = sys.stderr if err else sys.stdout
     if stream is None:
         return
-    text = visible(sep.join(map(str, parts)) + end)
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.write(printable(sep.join(map(str, parts)) + end, stream.encoding or "utf-8"))
     if flush:
         stream.flush()

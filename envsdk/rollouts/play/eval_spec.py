@@ -22,6 +22,7 @@ from envsdk.base.settings.nearest import suggest
 from envsdk.base.settings.options import Count
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.base.settings.validation import NAME_PATTERN, validated
+from envsdk.config.reading import line_of, plain_words
 from envsdk.config.rlvr import PROMPTS_ENV
 from envsdk.contracts.failures import ConfigurationError
 
@@ -68,12 +69,12 @@ def evaluations_named(name: str, *, reward: str | None = None) -> list[EvalSpec]
 
     Raises ConfigurationError: a definition is wrong, or `reward` is missing or in the wrong place.
     """
-    if name.endswith(_PROMPT_FILES):
+    if name.endswith(_PROMPT_FILES) or (reward is not None and Path(name).is_dir()):
         if reward is None:
             raise ConfigurationError(f"{name} is a file of prompts: say by --reward how replies are scored")
         return [_of_prompts(name, reward)]
     if reward is not None:
-        raise ConfigurationError(f"--reward is for files of prompts, and {name} is none")
+        raise ConfigurationError(f"--reward is for files and folders of prompts, and {name} is none")
     if name in plugin_names(ENTRY_POINT_GROUP):
         return [registered_evaluation(name)]
     if not (match := re.fullmatch(r"(.+\.ya?ml)(?::(.+))?", name)):
@@ -107,7 +108,7 @@ def evaluations_in(path: Path) -> list[EvalSpec]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{path}{line_of(error)}: {plain_words(error)}") from error
     if not isinstance(content, dict) or "evals" not in content:
         return []
     evals = validated(_File, content, str(path)).evals

@@ -382,10 +382,7 @@ def _only_prompts(tags: Mapping[str, TagRecord], rewards: str) -> None:
 
 
 def _function(dotted_name: str) -> Callable[[Trajectory], float | Sequence[float]]:
-    try:
-        function: Any = load_object(dotted_name)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--rewards: {error}") from error
+    function: Any = load_object(dotted_name, where="--rewards: ")
     if not callable(function):
         raise ConfigurationError(f"--rewards: {dotted_name!r} is no function")
     return function  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from envsdk.base.registry import system_prompt
 from envsdk.base.settings.nearest import nearest, suggest
 from envsdk.base.settings.problems import describe
-from envsdk.base.settings.validation import problems_in
+from envsdk.base.settings.validation import problems_in, shown
 from envsdk.config import RunConfig, find_config, load_config
 from envsdk.config.checks import check
 from envsdk.config.env_arguments import (
@@ -30,6 +30,7 @@ from envsdk.config.env_arguments import (
 )
 from envsdk.config.env_defaults import fill_in, turn_limit
 from envsdk.config.plugins import environment_class, environment_ids, environment_spec
+from envsdk.config.reading import merged_over, plain_words
 from envsdk.config.rlvr import PROMPTS_ENV, count_rows
 from envsdk.config.section import split_evenly
 from envsdk.config.start_checks import check_start
@@ -120,7 +121,12 @@ def evaluation_source(spec: EvalSpec, overrides: Sequence[str] = ()) -> Source:
     if unread:
         hint = suggest(unread[0].partition("=")[0].partition(".")[0], PLAYED_RUN_KEYS, known="keys")
         raise ConfigurationError(f"{place} reads no `{unread[0]}`; {hint}")
-    keys: Any = OmegaConf.to_container(OmegaConf.merge(spec.run_keys, env_config_from(overrides)))
+    own = env_config_from(overrides)
+    keys: Any = OmegaConf.to_container(merged_over(OmegaConf.create(spec.run_keys), OmegaConf.create(own)))
+    if not isinstance(keys["custom_envs"], Mapping):
+        raise ConfigurationError(
+            f"{place}: custom_envs: must be a section of keys, not {shown(own['custom_envs'])}"
+        )
     fill_in(keys)
     sizes = {tag: _num_rows(custom) for tag, custom in keys["custom_envs"].items()}
     shares = [1] * len(sizes) if spec.num_tasks else list(sizes.values())
@@ -186,13 +192,15 @@ def _config(
         **data,
     }
     try:
-        merged = OmegaConf.to_container(OmegaConf.merge(base, over), resolve=True)
+        merged = OmegaConf.to_container(
+            merged_over(OmegaConf.create(base), OmegaConf.create(dict(over))), resolve=True
+        )
         config = RunConfig.model_validate(merged)
         problems = check(config, for_training=False)
     except ValidationError as error:
         problems = list(problems_in(error, RunConfig))
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{source}: {str(error).splitlines()[0]}") from error
+        raise ConfigurationError(f"{source}: {plain_words(error)}") from error
     if problems:
         raise ConfigurationError(describe(problems, source=source, origin=lambda path: ""))
     return config

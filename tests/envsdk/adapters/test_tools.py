@@ -250,7 +250,7 @@ def test_the_policy_is_told_of_the_tools_in_text() -> None:
             lambda: Toolbox([named(parameters={"$ref": "https://example.com/x"})]),
             "refers to https://example.com/x",
         ),
-        (lambda: load_tool("json"), "'json' cannot be loaded (package.module:attribute is expected)"),
+        (lambda: load_tool("json"), "'json' cannot be loaded: write package.module:attribute"),
         (lambda: load_tool("json:dump_it"), "cannot be loaded"),
         (lambda: load_tool("no_such_module:f"), "No module named 'no_such_module'"),
     ],

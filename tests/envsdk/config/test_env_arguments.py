@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from contextlib import suppress
+from functools import partial
 
-from envsdk.config.env_arguments import PLAYED_RUN_KEYS, split_overrides
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envsdk.config.env_arguments import PLAYED_RUN_KEYS, env_config_from, split_overrides
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rollouts.play.source import resolve_source
+from envsdk.rollouts.play.eval_spec import evaluations_named
+from envsdk.rollouts.play.source import evaluation_source, resolve_source
 from tests.envsdk.testing.broken_envs import Line
 
 
@@ -53,6 +59,28 @@ def test_a_constructor_that_takes_any_keyword_gets_what_is_no_key_of_a_run_that_
 def test_a_key_that_nothing_reads_is_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         split_overrides([override], "mine/Line-v0", WithoutLimit)
+
+
+@given(st.text(alphabet="ab.[]{}$:,='\"\n 01&*", max_size=20))
+def test_any_argument_is_read_or_refused_as_a_wrong_configuration(value: str) -> None:
+    with suppress(ConfigurationError):
+        assert env_config_from([f"size={value}"]).keys() == {"size"}
+
+
+def test_an_argument_that_is_no_yaml_is_told_with_what_to_write() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"argument `size=\[1`: is no valid YAML.* a list is \[a, b\]"
+    ):
+        env_config_from(["size=[1"])
+
+
+@pytest.mark.parametrize("source", ["FrozenLake", "sums"])
+@pytest.mark.parametrize("value", ["[]", "3", "[1]"])
+def test_a_list_in_place_of_a_section_is_told_where_only_episodes_are_played(source: str, value: str) -> None:
+    specs = evaluations_named(source)
+    resolve = partial(evaluation_source, specs[0]) if specs else partial(resolve_source, source)
+    with pytest.raises(ConfigurationError, match=r"custom_envs.*: must be a section of keys, not"):
+        resolve([f"custom_envs={value}"])
 
 
 def test_the_turns_of_an_environment_are_limited_by_its_own_argument() -> None:

@@ -163,6 +163,40 @@ def test_a_malformed_override_is_quoted_in_the_error(small: Path, override: str)
         load_config(small, [override])
 
 
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("custom_envs=[]", r"custom_envs \(%s\): must be a section of keys, not \[\]"),
+        ("train_env_manager={tags: {a: 1}}", r"tags \(%s\): must be a list.* not a section of keys"),
+        ("train_env_manager={tags: {}}", r"tags \(%s\): must be a list.* not {}"),
+        ("actor_infer=[3]", r"actor_infer \(%s\): must be a section of keys, not \[3\]"),
+    ],
+)
+def test_a_list_in_place_of_a_section_and_the_other_way_round_are_told_with_their_place(
+    tmp_path: Path, written: str, message: str
+) -> None:
+    key, _, value = written.partition("=")
+    (tmp_path / "first.yaml").write_text(f"extends: agentic_async.yaml\n{key}: {value}\n")
+    with pytest.raises(ConfigurationError, match=message % r".*first.yaml:2"):
+        load_config(tmp_path / "first.yaml")
+    with pytest.raises(ConfigurationError, match=message % "override"):
+        load_config("agentic_async.yaml", [written])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train_env_manager.tags[9]=x", r"the list has no such entry; replace all of it, as in KEY=\[a, b\]"),
+        ("train_env_manager.tags.first=x", "the list has no such entry"),
+        ("custom_envs=[1", r"is no valid YAML, did not find expected ',' or '\]'; a list is \[a, b\]"),
+        ("exp_name=${", r"write `\$\{key\}`"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_told_with_what_to_write(override: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"override `{override}`: ") + f".*{message}"):
+        load_config("agentic_async.yaml", [override])
+
+
 def test_interpolation_reads_other_keys_and_the_environment(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

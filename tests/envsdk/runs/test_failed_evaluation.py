@@ -73,7 +73,7 @@ async def test_a_run_ends_with_an_error_when_most_of_an_evaluation_failed(
     assert kept == [160] * has_trained
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert (row["step"], row["val/failed"], row["val/num_failed/sums"]) == (160, 415, 415)
-    assert "held-out after 160 steps: sums 100% of 97, 415 of 512 failed" in capsys.readouterr().out
+    assert "held-out after 160 steps: sums 100.0% of 97, 415 of 512 failed" in capsys.readouterr().out
 
 
 async def test_a_run_goes_on_when_no_more_failed_than_is_allowed(tmp_path: Path) -> None:

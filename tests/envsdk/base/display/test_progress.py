@@ -65,11 +65,11 @@ def test_metrics_without_a_validation_give_none() -> None:
 def test_without_a_terminal_what_comes_before_the_first_step_and_each_step_are_plain_lines() -> None:
     lines = show(80, is_terminal=False).splitlines()
     assert lines == [
-        "held-out after 0 steps: FrozenLake 31% of 100",
+        "held-out after 0 steps: FrozenLake 31.0% of 100",
         "waiting for rollouts",
         "step 10/40 | reward 0.50 | FrozenLake 62% of 62, 2 of 64 failed | staleness 0.42/1 | 5,321 tokens/s"
         " | waited: trainer 25%, engines 8% | 8.0s | failed: 2 environment/step_timeout | 4m00s left",
-        "held-out after 10 steps: FrozenLake 61% of 100",
+        "held-out after 10 steps: FrozenLake 61.0% of 100",
     ]
 
 
@@ -90,7 +90,7 @@ def test_the_panel_shows_everything_within_80_columns() -> None:
         "4m00s left",
         "FrozenLake",
         "62% of 62",
-        "31% → 61% of 100  +30 points",
+        "31.0% → 61.0% of 100  +30.0 points",
         "5,321",
         "trainer waited 25%",
         "engines waited 8%",
@@ -117,7 +117,7 @@ def test_an_evaluation_that_lost_episodes_says_how_many_and_states_no_gain(is_te
         if is_terminal:
             console.print(display)
     text = " ".join(output.getvalue().replace("│", " ").split())
-    assert "100% of 97, 159 of 256 failed" in text
+    assert "100.0% of 97, 159 of 256 failed" in text
     assert "all 256 failed" in text
     assert "points" not in text
     assert "nan" not in text
