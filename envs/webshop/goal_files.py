@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import random
+import struct
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableSequence
@@ -39,38 +40,13 @@ _BLOCK = 1 << 18
 _SETS = 1024
 """Products whose goals are weighed at a time."""
 _KINDS: tuple[GoalKind, ...] = ("human", "synthetic")
+_GOAL = struct.Struct("<IIdd")
 _SET = np.dtype([("num_goals", "<u4"), ("num_attributes", "<u4")])
 
 
-class _DrawnGoals:
-    """Writes goals in the order of the catalogue: `GOAL_DTYPE`, the weight 1 in place of the sum."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._products, self._variants, self._limits = array("I"), array("I"), array("d")
-        self.num_goals = 0
-
-    def add(self, goal: DrawnGoal) -> None:
-        self._products.append(goal.product)
-        self._variants.append(goal.variant)
-        self._limits.append(goal.price_upper)
-        self.num_goals += 1
-        if len(self._products) == PIECE:
-            self._write()
-
-    def _write(self) -> None:
-        goals = np.ones(len(self._products), GOAL_DTYPE)
-        goals["product"], goals["variant"] = self._products, self._variants
-        goals["price_upper"] = self._limits
-        goals.tofile(self._file)
-        del self._products[:], self._variants[:], self._limits[:]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._write()
-        self._file.close()
+def _packed(goal: DrawnGoal) -> bytes:
+    """As `GOAL_DTYPE` has it, with the weight 1 in place of the sum."""
+    return _GOAL.pack(goal.product, goal.variant, goal.price_upper, 1.0)
 
 
 class _AttributeSets:
@@ -123,7 +99,7 @@ def write_goals(folder: Path, *, seed: int, tell: Callable[[str, float], None]) 
         draw.setstate(rng.getstate())
     drawn = {kind: folder / f"goals_{kind}.drawn" for kind in _KINDS}
     with ExitStack() as stack:
-        human, synthetic = (stack.enter_context(_DrawnGoals(drawn[kind])) for kind in _KINDS)
+        human, synthetic = (stack.enter_context(drawn[kind].open("wb")) for kind in _KINDS)
         attributes = stack.enter_context(_AttributeSets(folder))
         # The same seed draws the same prices again.
         prices = _prices(folder, random.Random(seed))
@@ -131,19 +107,18 @@ def write_goals(folder: Path, *, seed: int, tell: Callable[[str, float], None]) 
             if index % 1000 == 0:
                 tell("goals", index / num_products)
             product = decode_product(record)
-            for goal in human_goals(index, product, price, draws["human"]):
-                human.add(goal)
+            human.writelines(map(_packed, human_goals(index, product, price, draws["human"])))
             if product.instruction is not None:
                 attributes.add(product.instruction_attributes, num_combinations(product))
-            for goal in synthetic_goals(index, product, price, draws["synthetic"]):
-                synthetic.add(goal)
+            synthetic.writelines(map(_packed, synthetic_goals(index, product, price, draws["synthetic"])))
     weighted = folder / "goals_synthetic.weighted"
     write_values(weighted, _with_weights(drawn["synthetic"], attributes.weights()))
     drawn["synthetic"].unlink()
     tell("order of goals", 0.0)
-    _write_in_order(folder / GOALS["human"], drawn["human"])
-    _write_in_order(folder / GOALS["synthetic"], weighted)
-    return {"human": human.num_goals, "synthetic": synthetic.num_goals}
+    return {
+        "human": _write_in_order(folder / GOALS["human"], drawn["human"]),
+        "synthetic": _write_in_order(folder / GOALS["synthetic"], weighted),
+    }
 
 
 def _prices(folder: Path, rng: random.Random) -> Iterator[float]:
@@ -170,8 +145,8 @@ def _with_weights(drawn: Path, weights: Iterator[NDArray[np.float64]]) -> Iterat
             yield goals
 
 
-def _write_in_order(out: Path, path: Path) -> None:
-    """Write the goals of `path` in upstream's order, with the sums of their weights."""
+def _write_in_order(out: Path, path: Path) -> int:
+    """Write the goals of `path` in upstream's order, with the sums of their weights; returns their number."""
     num_goals = path.stat().st_size // GOAL_DTYPE.itemsize
     order = path.with_suffix(".order")
     total = 0.0
@@ -187,6 +162,7 @@ def _write_in_order(out: Path, path: Path) -> None:
                 column.append(goals)
             order.unlink()
     path.unlink()
+    return num_goals
 
 
 def _write_order(path: Path, num_goals: int) -> None:

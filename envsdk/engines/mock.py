@@ -21,7 +21,7 @@ import statistics
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -32,11 +32,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from envsdk.base.settings.strict import StrictSettings
 from envsdk.contracts.held import Held
 from envsdk.contracts.trajectory import FinishReason, VersionSpan
-from envsdk.engines.continuation import spans_within
 from envsdk.engines.core import Core, Counters, Reply
 from envsdk.engines.engine import (
     EngineAbilities,
     EngineConfig,
+    EngineFailure,
     GenerationRequest,
     GenerationResult,
     TokenDelta,
@@ -131,28 +131,17 @@ class _Running:
     elapsed_s: float = 0.0
     """Time passed before `since`."""
     timer: asyncio.TimerHandle | None = None
-    spans: list[VersionSpan] = field(default_factory=list)
-    """Closed spans; the open one began where the last of these ends."""
 
     def num_sampled(self, now: float) -> int:
         passed = self.elapsed_s + (0.0 if self.since is None else now - self.since)
         total = len(self.script.token_ids)
         return min(total, int(total * passed / self.duration_s)) if math.isfinite(self.duration_s) else 0
 
-    def close_span(self, end: int) -> None:
-        self.spans += self.open_span(end)
-
-    def open_span(self, end: int) -> list[VersionSpan]:
-        start = self.spans[-1].end if self.spans else 0
-        return [VersionSpan(version=self.version, start=start, end=end)] if end > start else []
-
-    def delta(self, start: int, end: int) -> TokenDelta:
-        return TokenDelta(
-            request_id=self.reply.request.request_id,
-            token_ids=self.script.token_ids[start:end],
-            logprobs=self.script.logprobs[start:end],
-            version_spans=spans_within([*self.spans, *self.open_span(end)], start, end),
-        )
+    def take(self, count: int) -> None:
+        """The reply has so many tokens now."""
+        start, script = len(self.reply.token_ids), self.script
+        ids, logprobs = script.token_ids[start:count], script.logprobs[start:count]
+        self.reply.take(ids.tolist(), logprobs.tolist(), self.version)
 
 
 class MockCore(Core):
@@ -190,7 +179,16 @@ class MockCore(Core):
         if self._instant:
             count = len(script.token_ids)
             spans = (VersionSpan(version=self._version, start=0, end=count),) if count else ()
-            self._answer(reply, script, spans, script.finish_reason)
+            self._num_tokens_sampled += count
+            reply.answer(
+                GenerationResult(
+                    request_id=reply.request.request_id,
+                    token_ids=script.token_ids,
+                    logprobs=script.logprobs,
+                    version_spans=spans,
+                    finish_reason=script.finish_reason,
+                )
+            )
             return
         # A stream of its own, so that adding failures to a script changes neither replies nor latencies.
         latency_draw, failure_draw, hang_draw = _fates(self._key(reply.request, reply.arrival))
@@ -219,13 +217,13 @@ class MockCore(Core):
                 self._end(running, FinishReason.ABORT)
 
     async def progress(self, num_known: Mapping[Reply, int]) -> list[TokenDelta]:
-        now = asyncio.get_running_loop().time()
-        found = []
-        for reply, known in num_known.items():
-            running = self.running.get(reply)
-            if running is not None and (count := running.num_sampled(now)) > known:
-                found.append(running.delta(known, count))
-        return found
+        self._take_what_is_due()
+        return await super().progress(num_known)
+
+    def _take_what_is_due(self) -> None:
+        now = asyncio.get_running_loop().time() if self.running else 0.0
+        for running in self.running.values():
+            running.take(running.num_sampled(now))
 
     async def freeze(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -251,15 +249,14 @@ class MockCore(Core):
         """It has no memory to give back."""
 
     async def swap(self, prepared: None, version: int, *, is_frozen: bool) -> None:
-        now = asyncio.get_running_loop().time()
+        self._take_what_is_due()
         for running in self.running.values():
-            running.close_span(running.num_sampled(now))
             running.version = version
         self._version = version
 
     def counters(self) -> Counters:
-        now = asyncio.get_running_loop().time() if self.running else 0.0
-        num_in_progress = sum(running.num_sampled(now) for running in self.running.values())
+        self._take_what_is_due()
+        num_in_progress = sum(len(reply.token_ids) for reply in self.running)
         return Counters(
             num_tokens_sampled=self._num_tokens_sampled + num_in_progress,
             num_prefilled_tokens=self._num_prompt_tokens,
@@ -324,34 +321,17 @@ class MockCore(Core):
 
     def _end(self, running: _Running, reason: FinishReason, error: str = "") -> None:
         """Answer with what is sampled by now: all of it when the reply ran its course."""
-        script = running.script
+        reply, script = running.reply, running.script
         if reason is script.finish_reason and not error:
+            running.take(len(script.token_ids))
             error = script.error
         else:
-            count = running.num_sampled(asyncio.get_running_loop().time())
-            script = replace(script, token_ids=script.token_ids[:count], logprobs=script.logprobs[:count])
-        running.close_span(len(script.token_ids))
-        self._answer(running.reply, script, tuple(running.spans), reason, error)
-
-    def _answer(
-        self,
-        reply: Reply,
-        script: PlannedReply,
-        spans: tuple[VersionSpan, ...],
-        reason: FinishReason,
-        error: str = "",
-    ) -> None:
-        self._num_tokens_sampled += len(script.token_ids)
-        reply.answer(
-            GenerationResult(
-                request_id=reply.request.request_id,
-                token_ids=script.token_ids,
-                logprobs=script.logprobs,
-                version_spans=spans,
-                finish_reason=reason,
-                error=error,
-            )
-        )
+            running.take(running.num_sampled(asyncio.get_running_loop().time()))
+        self._num_tokens_sampled += len(reply.token_ids)
+        if error:
+            reply.break_off(EngineFailure(error))
+        else:
+            reply.end(reason)
 
 
 class MockEngine(EngineFront):

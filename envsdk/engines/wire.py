@@ -13,21 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.contracts.support import Support
-from envsdk.contracts.trajectory import FinishReason, Rows, VersionSpan
-from envsdk.engines.engine import (
-    EngineHealth,
-    ErrorKind,
-    GenerationRequest,
-    GenerationResult,
-    PromptScores,
-    TokenDelta,
-    TopTokens,
-)
+from envsdk.contracts.trajectory import Rows, VersionSpan
+from envsdk.engines.engine import EngineHealth, GenerationRequest, GenerationResult, TokenDelta
 from envsdk.engines.sampling import SamplingParams
 
 _REQUEST, _SAMPLING, _SPAN = Rows(GenerationRequest), Rows(SamplingParams), Rows(VersionSpan)
+_DELTA, _RESULT = Rows(TokenDelta), Rows(GenerationResult)
 _PROMPT, _PARAMETERS = map(_REQUEST.names.index, ("prompt_ids", "sampling"))
+_TOKENS, _LOGPROBS, _SPANS = map(_DELTA.names.index, ("token_ids", "logprobs", "version_spans"))
+"""Places in the rows of both; a result has further fields behind those of a delta."""
 _SEED = _SAMPLING.names.index("seed")
 
 
@@ -44,17 +38,13 @@ class PackedRequests:
     prompt_ids: NDArray[np.int32]
 
 
-Extras = tuple[TopTokens | None, PromptScores | None, NDArray[np.int16] | None, Support | None]
-
-
 @dataclass(frozen=True, slots=True)
 class PackedResults:
     """`n` results and deltas; tokens and log-probabilities lie end to end. `health` rides along."""
 
-    rows: list[tuple[str, str, str, str, tuple[tuple[int, int, int], ...], int]]
-    """One per result: request id, finish reason (empty for a delta), error, its kind, spans, tokens."""
-    extras: dict[int, Extras]
-    """Likeliest tokens, scores, experts and supports by position, for the few results that have some."""
+    rows: list[tuple[Any, ...]]
+    """One per result: its fields in their order, with the number of tokens in place of each of these arrays,
+    and spans as tuples."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     health: EngineHealth | None
@@ -99,20 +89,13 @@ def pack_results(
 ) -> PackedResults:
     """Their order stays."""
     rows = []
-    extras: dict[int, Extras] = {}
-    for number, result in enumerate(results):
-        ending, scores, experts = ("", "", ""), None, None
-        if isinstance(result, GenerationResult):
-            ending = (result.finish_reason.value, result.error, result.error_kind.value)
-            scores, experts = result.prompt_scores, result.experts
-        spans = tuple(map(_SPAN.row, result.version_spans))
-        rows.append((result.request_id, *ending, spans, len(result.token_ids)))
-        extra = (result.top, scores, experts, result.support)
-        if any(each is not None for each in extra):
-            extras[number] = extra
+    for result in results:
+        row = list((_RESULT if isinstance(result, GenerationResult) else _DELTA).row(result))
+        row[_TOKENS] = row[_LOGPROBS] = len(result.token_ids)
+        row[_SPANS] = tuple(map(_SPAN.row, result.version_spans))
+        rows.append(tuple(row))
     return PackedResults(
         rows,
-        extras,
         token_ids=_joined([result.token_ids for result in results], np.int32),  # type: ignore[arg-type]
         logprobs=_joined([result.logprobs for result in results], np.float32),  # type: ignore[arg-type]
         health=health,
@@ -122,28 +105,11 @@ def pack_results(
 def unpack_results(packed: PackedResults) -> list[GenerationResult | TokenDelta]:
     results: list[GenerationResult | TokenDelta] = []
     start = 0
-    for number, (request_id, finish_reason, error, error_kind, packed_spans, count) in enumerate(packed.rows):
-        top, prompt_scores, experts, support = packed.extras.get(number, (None, None, None, None))
-        sampled: dict[str, Any] = {
-            "request_id": request_id,
-            "token_ids": packed.token_ids[start : start + count],
-            "logprobs": packed.logprobs[start : start + count],
-            "version_spans": tuple(VersionSpan(version=v, start=a, end=b) for v, a, b in packed_spans),
-            "top": top,
-            "support": support,
-        }
-        start += count
-        if not finish_reason:
-            results.append(TokenDelta(**sampled))
-            continue
-        results.append(
-            GenerationResult(
-                **sampled,
-                finish_reason=FinishReason(finish_reason),
-                error=error,
-                error_kind=ErrorKind(error_kind),
-                prompt_scores=prompt_scores,
-                experts=experts,
-            )
-        )
+    for packed_row in packed.rows:
+        row = list(packed_row)
+        end = start + row[_TOKENS]
+        row[_TOKENS], row[_LOGPROBS] = packed.token_ids[start:end], packed.logprobs[start:end]
+        row[_SPANS] = tuple(map(_SPAN.make, row[_SPANS]))
+        results.append((_DELTA if len(row) == len(_DELTA.names) else _RESULT).make(row))
+        start = end
     return results
