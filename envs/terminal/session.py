@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import (
+    CHECKS,
     AgentsBox,
     Boxes,
     box_healthy,
@@ -45,6 +46,12 @@ class Session:
         self._start = partial(_started, boxes, task, stage)
         self._box = LazySandbox(self._start)
         self._terminal: Terminal | None = None
+        self._agents_box: AgentsBox | None = None
+
+    @property
+    def is_ruined(self) -> bool:
+        """Whether a command could not be run any more."""
+        return self._agents_box is not None and self._agents_box.is_ruined
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run a command in a new shell. Raises SandboxError: the box fails."""
@@ -60,18 +67,18 @@ class Session:
         """
         from envsdk.rewards.sandbox.terminal import open_terminal
 
-        box = await self._box.started()
+        agents = await self._agents()
         clock = asyncio.get_running_loop().time
         began = clock()
         if self._terminal is None:
-            self._terminal = await open_terminal(box, user=named(self._stage.user))
+            self._terminal = await open_terminal(agents.sandbox, user=named(self._stage.user))
         screen = await self._terminal.send([], wait_s=0.0) if not strokes else None
         for keys, wait_s in strokes:
             screen = await self._terminal.send(keys, wait_s=min(wait_s, max(0.0, left_s - (clock() - began))))
         assert screen is not None
         if screen.ended:  # `exit`: the next keys get a new shell
             if self._terminal.result is not None:
-                demand(self._terminal.result, box)
+                await agents.seen(self._terminal.result)
             await self._leave_terminal()
         return screen.text, clock() - began
 
@@ -85,6 +92,7 @@ class Session:
         """Go on to the next step: what checked the last one goes, and the step's own files come."""
         box = await self._box.started()
         if self._stage.verifier.mode is Mode.SHARED:
+            await box.renew()
             await ours(box, EMPTY)
         await ours(box, "find /logs/agent -mindepth 1 -delete")
         self._stage = stage
@@ -100,7 +108,8 @@ class Session:
         await self._box.close()
 
     async def _agents(self) -> AgentsBox:
-        return AgentsBox(await self._box.started(), self._start)
+        self._agents_box = self._agents_box or AgentsBox(await self._box.started(), self._start)
+        return self._agents_box
 
     async def _leave_terminal(self) -> None:
         terminal, self._terminal = self._terminal, None
@@ -109,7 +118,8 @@ class Session:
 
 
 async def _started(boxes: Boxes, task: HarborTask, stage: Stage) -> Sandbox:
-    box = await boxes.start(task.id, task.box, "environment", stage.network[0])
+    renewed = CHECKS if any(each.verifier.box is None for each in task.stages) else ()
+    box = await boxes.start(task.id, task.box, "environment", stage.network[0], renewed=renewed)
     try:
         await _prepare(box, stage)
     except BaseException:

@@ -145,6 +145,8 @@ class Image:
     binds: Mapping[str, Path] = field(default_factory=dict)
     """Further files and folders of this machine, read-only, by their absolute path inside; a path below
     `workdir` hides what the tree has there, whatever the commands do to it."""
+    renewed: tuple[str, ...] = ()
+    """Folders that `Sandbox.renew` replaces, by absolute path inside; bubblewrap's, with `root`."""
     volumes: Mapping[str, str] = field(default_factory=dict)
     """Folders shared with containers beside it, by path inside: NAME:ro or NAME:rw. For docker and podman."""
     python: Path | None = None
@@ -268,6 +270,11 @@ class Sandbox(Protocol):
 
     async def end_processes(self) -> None:
         """End what commands have left running, as `diff`, `snapshot`, `restore` and `fork` do first."""
+        ...
+
+    async def renew(self) -> None:
+        """Put new, empty folders in place of the image's `renewed`: later commands share them, and processes
+        that run already do not see them. Snapshots and forks lack them. Other backends do nothing."""
         ...
 
     async def snapshot(self) -> Snapshot: ...

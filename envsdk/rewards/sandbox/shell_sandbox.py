@@ -165,6 +165,9 @@ class ShellSandbox(ABC):
     async def end_processes(self) -> None:
         return None
 
+    async def renew(self) -> None:
+        return None
+
     async def is_full(self) -> bool:
         return False
 

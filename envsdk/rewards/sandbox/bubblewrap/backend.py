@@ -34,7 +34,14 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import STAGE, OverlayState, Owner, SharedLayers, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.state import (
+    RENEWED,
+    STAGE,
+    OverlayState,
+    Owner,
+    SharedLayers,
+    owned_copy,
+)
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
 from envsdk.rewards.sandbox.contract import (
@@ -241,7 +248,7 @@ class BubblewrapBackend:
             parts = lower_parts(prepared.layers, image.root)
             parts |= {"tree": [tree]} if image.tree is not None else {}
         stage = folder / "stage"
-        for name in ("", "base", "etc", "proc", "run", "shm", *parts):
+        for name in ("", "base", "etc", "proc", "run", "shm", RENEWED, *parts):
             (stage / name).mkdir(mode=0o755)
         for number, source in enumerate(binds.values()):
             point = stage / f"b{number}"
