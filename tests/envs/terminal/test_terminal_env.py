@@ -152,10 +152,8 @@ async def test_a_box_that_the_policy_has_ruined_is_its_own_fault(tmp_path: Path)
     env = make(write_task(tmp_path, {"task.toml": toml, "tests/test.sh": test}), max_steps=3)
     await env.reset(seed=0)
     await env.step(format_command("touch /app/x; rm -rf /app /bin /lib64 /usr/bin 2> /dev/null", "bash"))
-    observation, *_ = await env.step(format_command("ls", "bash"))
-    assert "No such file or directory" in observation
-    _, reward, _, truncated, info = await env.step(format_command(SUBMIT_COMMAND, "bash"))
-    assert (reward, truncated) == (0.0, True)
+    _, reward, terminated, _, info = await env.step(format_command("ls", "bash"))
+    assert (reward, terminated) == (0.0, True)
     assert len(info["artifacts_left_out"]) == 2
     await env.close()
 

@@ -166,7 +166,7 @@ CUTS = {
 async def test_what_makes_a_verifier_run_into_its_limits_is_scored_0(
     name: str, where: str, tmp_path: Path
 ) -> None:
-    toml = WHERE[where].replace("timeout_sec = 20", "timeout_sec = 6")
+    toml = WHERE[where].replace("timeout_sec = 20", "timeout_sec = 5")
     solution = "printf '#!/bin/sh\\necho yes\\n' > /app/answer"
     files = {"task.toml": toml, "tests/test.sh": RUNS, "solution/solve.sh": solution}
     env = make(write_task(tmp_path, files), **SHORT)
