@@ -33,7 +33,6 @@ HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
 _KINDS = {
     "container": (("ps", "--all", "--format={{.Names}}"), ".Config.Labels", ("rm", "--force", "--volumes")),
-    "image": (("images", "--quiet"), ".Config.Labels", ("rmi", "--force")),
     "volume": (("volume", "ls", "--quiet"), ".Labels", ("volume", "rm")),
 }
 """What a program that died may leave: how it is listed, where its labels are, how it is deleted."""
@@ -103,12 +102,10 @@ class CliContainer(Container):
     """Made before it starts, and deleted with it: those that none before it has made."""
     beside: dict[str, CliContainer] = field(default_factory=dict)
     """Containers in its network, which end with it."""
-    kept: list[str] = field(default_factory=list)
-    """Images made of it."""
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the program refused."""
-        for volume in () if self.kept else self.volumes:
+        for volume in self.volumes:
             await self.command.ask("volume", "create", *_labels(), volume)
         async with self.starts:
             how = ("run", "--detach", "--name", self.name, *self.run_options)
@@ -156,24 +153,12 @@ class CliContainer(Container):
         size = await self._inspect("{{.SizeRw}}", "--size")
         return int(size) if size.isdigit() else 0
 
-    async def keep(self) -> str:
-        name = f"envsdk-kept:{self.name}-{len(self.kept)}"
-        await self.command.ask("commit", "--pause=false", self.name, name)
-        self.kept.append(name)
-        return name
-
-    async def replaced_by(self, kept: str) -> None:
-        await self.command.ask("rm", "--force", "--volumes", self.name)
-        await self.start(kept)
-
     async def end(self) -> None:
         for container in reversed(self.beside.values()):  # podman deletes none that others depend on
             await container.remove()
         await self.command.ask("rm", "--force", "--volumes", self.name)
         if self.volumes:
             await self.command.ask("volume", "rm", *self.volumes)
-        if self.kept:
-            await self.command.ask("rmi", "--force", *self.kept)
 
     async def _inspect(self, template: str, *options: str) -> str:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
@@ -199,12 +184,11 @@ class ContainerBackend(RemoteBackend):
     timeout_option: ClassVar[str] = ""
     """Option of `run` that ends a container after so many seconds."""
     forbidden_in_binds = ":"
-    keeps_processes = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ContainerSettings, settings, backend=self.name)
         super().__init__(self.settings)
-        self.gives_network = self.settings.network
+        self.has = "keeps_processes", *(["network"] if self.settings.network else [])
         self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
 
     async def _probe(self) -> None:
@@ -265,14 +249,14 @@ class ContainerBackend(RemoteBackend):
 
         tag = f"envsdk-built:{(await in_thread(digest_of_build, build))[:32]}"
         if (await self._command.run("image", "inspect", tag)).returncode:
-            options = ["--file", str(build.dockerfile), "--tag", tag, "--label", "envsdk.built=1"]
+            options = ["--file", str(build.file), "--tag", tag, "--label", "envsdk.built=1"]
             options += [f"--target={build.target}"] if build.target is not None else []
             options += [f"--build-arg={name}={value}" for name, value in build.args.items()]
             options += [] if self.settings.network else ["--network=none"]
             ended = await self._command.run("build", *options, str(build.context), timeout_s=build.timeout_s)
             if ended.reason is not ExecEnd.EXIT or ended.returncode:
                 said = ended.output.text().strip()[-2000:]
-                raise ConfigurationError(f"{build.dockerfile}: {self.name} did not build it: {said}")
+                raise ConfigurationError(f"{build.file}: {self.name} did not build it: {said}")
         return await self.named_image(tag)
 
     async def named_image(self, name: str) -> Image:
@@ -314,7 +298,7 @@ class ContainerBackend(RemoteBackend):
             )
 
     async def _sweep(self) -> None:
-        """Delete the containers of this machine's programs that have died, and the images made of them."""
+        """Delete the containers of this machine's programs that have died, and their volumes."""
         try:
             found = {
                 kind: (await self._command.ask(*listed, "--filter", f"label={LABEL}")).split()

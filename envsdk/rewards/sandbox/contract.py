@@ -277,7 +277,9 @@ class Sandbox(Protocol):
         that run already do not see them. Snapshots and forks lack them. Other backends do nothing."""
         ...
 
-    async def snapshot(self) -> Snapshot: ...
+    async def snapshot(self) -> Snapshot:
+        """All files on bubblewrap, which copies none; elsewhere what `pack` gives."""
+        ...
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Back to the state of `snapshot`, which may be restored any number of times."""
@@ -338,31 +340,22 @@ class SandboxBackend(Protocol):
         ...
 
 
-def check_image(
-    image: Image,
-    *,
-    forbidden: str = "",
-    network: bool = False,
-    own_root: bool = False,
-    keeps_processes: bool = False,
-) -> None:
+def check_image(image: Image, *has: str, forbidden: str = "") -> None:
     """Raises ConfigurationError: a bind's source is not there, its place inside is no absolute path, or the
     image asks for what its backend has not.
 
     Args:
+        has: Which of `network`, `root` and `keeps_processes` images may ask for.
         forbidden: Characters that neither a source nor a place may have, because the backend's program
             reads them as its own.
-        network: Whether the settings give images the network.
-        own_root: Whether images have `root`.
-        keeps_processes: Whether processes can outlive their command.
     """
-    if image.keeps_processes and not keeps_processes:
+    if image.keeps_processes and "keeps_processes" not in has:
         raise ConfigurationError(
             "the image asks that processes outlive their command: `bubblewrap`, `podman` and `docker` do that"
         )
-    if image.network and not network:
+    if image.network and "network" not in has:
         raise ConfigurationError("the image asks for the network: the backend's `network: true` allows it")
-    if image.root is not None and not own_root:
+    if image.root is not None and "root" not in has:
         raise ConfigurationError("the image has a `root`, which only backend `bubblewrap` shows")
     for inside, source in image.binds.items():
         bind = f"the image binds {source} at {inside!r}"

@@ -18,7 +18,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -71,18 +71,14 @@ class E2BContainer(Container):
     lay: Callable[[], Awaitable[Mapping[str, str]]]
     """Sends the image's folders to a server of ours; returns the metadata that asks for them."""
     running: Any = None
-    kept: list[str] = field(default_factory=list)
-    """Snapshots of it."""
 
     async def start(self, image: str) -> None:
         """Raises SandboxError: the service refused."""
-        await self._create(image, {**self.options, "metadata": {**self.metadata, **await self.lay()}})
-
-    async def _create(self, template: str, options: Mapping[str, Any]) -> None:
         from e2b import AsyncSandbox
 
+        metadata = {**self.metadata, **await self.lay()}
         async with self.starts, told():
-            self.running = await AsyncSandbox.create(template, **options, **self.access)
+            self.running = await AsyncSandbox.create(image, metadata=metadata, **self.options, **self.access)
         await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
@@ -200,23 +196,12 @@ class E2BContainer(Container):
         await self.shell(Shell(argv=["bash", "-c", f": > {ENDED}"], timeout_s=60))
         return True
 
-    async def keep(self) -> str:
-        async with told():
-            snapshot = await self.running.create_snapshot()
-        self.kept.append(snapshot.snapshot_id)
-        return self.kept[-1]
-
-    async def replaced_by(self, kept: str) -> None:
-        async with told():
-            await self.running.kill()
-        await self._create(kept, {**self.options, "metadata": self.metadata})
-
     async def fork(self) -> E2BContainer:
         async with told():
             [forked] = await self.running.fork(timeout=self.options["timeout"], count=1)
             if isinstance(forked, Exception):
                 raise forked
-        made = replace(self, waiting_process="1", running=forked, kept=[])
+        made = replace(self, waiting_process="1", running=forked)
         await made.meet()
         return made
 
@@ -224,8 +209,6 @@ class E2BContainer(Container):
         if self.running is not None:
             async with told():
                 await self.running.kill()
-                for snapshot in self.kept:
-                    await self.running.delete_snapshot(snapshot, **self.access)
 
 
 @lru_cache

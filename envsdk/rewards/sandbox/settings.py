@@ -167,8 +167,6 @@ class FleetSettings(FleetLimits):
     """Settings of the `fleet` backend."""
 
     hosts: Annotated[tuple[HostSettings, ...], Field(min_length=1)]
-    commands_at_once: PositiveInt | None = None
-    """For hosts whose settings do not say it."""
 
     def named_hosts(self) -> dict[str, HostSettings]:
         """Hosts by their names.

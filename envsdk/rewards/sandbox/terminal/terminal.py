@@ -17,7 +17,7 @@ import shlex
 import struct
 import termios
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 MAX_KEYS_BYTES = 64 << 10
 """Limit of one `send`."""
-MAX_SIZE = 500
-"""Rows and columns."""
 MAX_PENDING_BYTES = 64 << 10
 """What is kept of output that has not been shown."""
 _SHOWN_BYTES = 16 << 10
@@ -56,7 +54,6 @@ class Screen:
     """As many lines as the terminal has rows, without spaces at their ends."""
     cursor: tuple[int, int]
     """Row and column, from 0."""
-    title: str
     ended: bool
     """Whether the shell has exited: keys have no effect."""
 
@@ -68,7 +65,6 @@ async def open_terminal(
     cols: int = 80,
     command: Sequence[str] = ("bash", "-i"),
     user: str | None = None,
-    env: Mapping[str, str] | None = None,
     timeout_s: float = 24 * 3600.0,
     start_timeout_s: float = 20.0,
 ) -> Terminal:
@@ -76,17 +72,14 @@ async def open_terminal(
 
     Args:
         user: As in `Sandbox.exec`.
-        env: Added to the image's.
         timeout_s: After this many seconds all of its processes are killed.
         start_timeout_s: How long to wait for the first prompt: of a shell that edits lines, in bubblewrap.
 
-    Raises ConfigurationError: the sandbox's backend has no terminals. Raises ValueError: the size is none.
+    Raises ConfigurationError: the sandbox's backend has no terminals.
     """
     require("a terminal", "pyte")
     from envsdk.rewards.sandbox.terminal.emulator import Emulator
 
-    if not (1 <= rows <= MAX_SIZE and 2 <= cols <= MAX_SIZE):
-        raise ValueError(f"a terminal of {rows} rows and {cols} columns: at most {MAX_SIZE} of each")
     outside, inside = os.openpty()
     terminal = Terminal(Emulator(rows, cols), outside, inside)
     try:
@@ -94,9 +87,8 @@ async def open_terminal(
         shell = shlex.join(command)
         # Some backends make the terminal the command's own already.
         script = f"exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ {shell}"
-        variables = {**_ENV, **(env or {})}
         await terminal.run(
-            sandbox.exec(script, timeout_s=timeout_s, env=variables, stdin=inside, waits=True, user=user),
+            sandbox.exec(script, timeout_s=timeout_s, env=_ENV, stdin=inside, waits=True, user=user),
             start_timeout_s,
         )
     except BaseException:
@@ -157,7 +149,7 @@ class Terminal:
         self._read()
         await self._show()
         emulator, ended = self.emulator, self._has_ended()
-        return Screen(text=emulator.text, cursor=emulator.cursor, title=emulator.title, ended=ended)
+        return Screen(text=emulator.text, cursor=emulator.cursor, ended=ended)
 
     @property
     def result(self) -> ExecResult | None:
