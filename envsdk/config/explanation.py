@@ -42,7 +42,6 @@ from envsdk.config.rlvr import PROMPTS_ENV, count_rows, source_of
 from envsdk.config.role_models import Role, TrainerRole
 from envsdk.config.section import split_evenly
 from envsdk.config.section_checks import teachers_by_tag
-from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.prompt_data.opening import open_prompts
 from envsdk.rewards.reward import AsyncRewardFunction, Runs
@@ -77,17 +76,10 @@ def explain(loaded: LoadedConfig) -> str:
             *_others_keys(f"Keys of {loaded.dialect} with other values here", loaded.remarks),
             *_others_keys("Keys without effect", loaded.without_effect),
             *_notes("The preset", loaded.preset_notes),
-            *_notes("Notes", [*algorithm_notes(loaded.config), *_said_of_environments(loaded.config)]),
+            *_notes("Notes", [*algorithm_notes(loaded.config), *environment_notes(loaded.config)]),
             *_notes("Before this trains here", loaded.machine_notes),
         ]
     )
-
-
-def _said_of_environments(config: RunConfig) -> Sequence[str]:
-    try:
-        return environment_notes(config)
-    except ConfigurationError as error:
-        return [str(error)]
 
 
 def _others_keys(title: str, keys: Mapping[str, tuple[str, str]]) -> Iterator[str]:

@@ -104,12 +104,17 @@ class CliContainer(Container):
     """Containers in its network, which end with it."""
 
     async def start(self, image: str) -> None:
-        """Raises SandboxError: the program refused."""
+        """Raises ConfigurationError: there is no such image. Raises SandboxError: the program refused."""
         for volume in self.volumes:
             await self.command.ask("volume", "create", *_labels(), volume)
-        async with self.starts:
-            how = ("run", "--detach", "--name", self.name, *self.run_options)
-            await self.command.ask(*how, image, *self.argv)
+        try:
+            async with self.starts:
+                how = ("run", "--detach", "--name", self.name, *self.run_options)
+                await self.command.ask(*how, image, *self.argv)
+        except SandboxError as error:
+            if (await self.command.run("image", "inspect", image)).returncode:
+                raise ConfigurationError(f"there is no image {image!r}: {error}") from error
+            raise
 
     async def failure(self) -> str:
         """How it has ended with an error, and the last that it printed; empty where it has not."""
@@ -193,7 +198,17 @@ class ContainerBackend(RemoteBackend):
 
     async def _probe(self) -> None:
         await self._sweep()
-        await self._smoke_run()
+        own, is_named = self.settings.image, "image" in self.settings.model_fields_set
+        self._is_tried = is_named or not (await self._command.run("image", "inspect", own)).returncode
+        if self._is_tried:
+            await self._smoke_run(Image())
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
+        await self.probe()
+        if not self._is_tried:  # no image was there, and it may be that nothing needs the default one
+            await self._smoke_run(Image(container=image.container))
+            self._is_tried = True
+        return await super().start(image, limits=limits)
 
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
         identity = secrets.token_hex(6)
@@ -285,16 +300,17 @@ class ContainerBackend(RemoteBackend):
             *(option for _, each in sorted(shown.items()) for option in ("--volume", each)),
         ]
 
-    async def _smoke_run(self) -> None:
+    async def _smoke_run(self, image: Image) -> None:
         try:
-            processes, memory, *_ = [*await self._try_out(_SMOKE, "probe lo"), "", ""]
+            processes, memory, *_ = [*await self._try_out(_SMOKE, "probe lo", image), "", ""]
             problem = _unlimited(processes, memory, Limits()) if self.settings.requires_limits else ""
-        except SandboxError as error:
+        except (ConfigurationError, SandboxError) as error:
             problem = str(error)
         if problem:
             raise SandboxUnavailable(
                 f"{self.name} cannot run sandboxes here: {problem}. Check `{self._command.program} run "
-                f"--rm --network none {self.settings.image} bash -c true` by hand: docs/swe-sandbox.md."
+                f"--rm --network none {image.container or self.settings.image} bash -c true` by hand: "
+                "docs/swe-sandbox.md."
             )
 
     async def _sweep(self) -> None:

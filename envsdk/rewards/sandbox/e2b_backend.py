@@ -56,6 +56,8 @@ _PACKAGES = """\
 import importlib.metadata, re
 for found in importlib.metadata.distributions(): print(re.sub(r"[-_.]+", "-", found.metadata["Name"].lower()))
 """
+_OF_THE_IMAGE = (400, 404)
+"""Statuses of what no other try, and no other client, would get from this server."""
 _LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT)}
 
 
@@ -73,12 +75,19 @@ class E2BContainer(Container):
     running: Any = None
 
     async def start(self, image: str) -> None:
-        """Raises SandboxError: the service refused."""
+        """Raises ConfigurationError: it has no such template, or limits. Raises SandboxError."""
         from e2b import AsyncSandbox
 
         metadata = {**self.metadata, **await self.lay()}
-        async with self.starts, told():
-            self.running = await AsyncSandbox.create(image, metadata=metadata, **self.options, **self.access)
+        try:
+            async with self.starts, told():
+                self.running = await AsyncSandbox.create(
+                    image, metadata=metadata, **self.options, **self.access
+                )
+        except SandboxError as error:
+            if getattr(error.__cause__, "status_code", None) in _OF_THE_IMAGE:
+                raise ConfigurationError(str(error)) from error
+            raise
         await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
@@ -272,7 +281,6 @@ class E2BSandbox(RemoteSandbox):
             Shell(argv=argv, env=self.image.env, timeout_s=120, keep=2 << 20, max_output=1 << 20)
         )
         if missing := sorted(wanted - {*ended.output.text().split()}):
-            await self.close()
             raise ConfigurationError(
                 f"the python of the sandbox lacks {', '.join(missing[:5])}, which {python} has: install them "
                 "in the template, or set `backend_settings.python` of `envsdk sandboxd`"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, check_image
 from envsdk.rewards.sandbox.process import Finished
@@ -335,15 +336,17 @@ class RemoteBackend(ABC):
             await sandbox.prepare()
         except OSError as error:
             raise SandboxError(f"a sandbox could not be started: {error}") from error
-        except (SandboxError, asyncio.CancelledError):
+        except (ConfigurationError, SandboxError, asyncio.CancelledError):
             await sandbox.close()
             raise
         self._keep(sandbox)
         return sandbox
 
-    async def _try_out(self, script: str = "echo probe", answer: str = "probe") -> list[str]:
+    async def _try_out(
+        self, script: str = "echo probe", answer: str = "probe", image: Image | None = None
+    ) -> list[str]:
         """The lines that a small script prints after its answer. Raises SandboxError: that failed."""
-        sandbox = await self._start(Image(), Limits())
+        sandbox = await self._start(image or Image(), Limits())
         said = (await sandbox.exec(script, timeout_s=60, cwd="/")).output
         await sandbox.close()
         first, *lines = said.split("\n")

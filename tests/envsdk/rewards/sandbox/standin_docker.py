@@ -111,6 +111,8 @@ def main() -> None:
         inspect(options, rest)
     elif subcommand == "ps":
         print("\n".join(folder.name for folder in CONTAINERS.iterdir()))
+    elif subcommand == "image":
+        raise SystemExit(int(arguments[1].startswith("nosuch") or (HERE / "no-images").exists()))
     elif subcommand == "volume":
         pass  # none has a label
     elif subcommand == "rm":
