@@ -33,7 +33,7 @@ from envsdk.rewards.sandbox import (
 from envsdk.rewards.sandbox.bubblewrap.sandbox import NO_SHELL
 from envsdk.rewards.sandbox.containers import CliSandbox
 from envsdk.rewards.sandbox.images import build_image, named_image
-from envsdk.rewards.sandbox.shared import LoopBackends
+from envsdk.rewards.sandbox.shared import LazySandbox, LoopBackends
 
 ROOT = "root"
 TESTS, VERIFIER_LOGS = CHECKS = ("/tests", "/logs/verifier")
@@ -146,19 +146,18 @@ class BoxRuined(SandboxError):
     """What succeeds in every new box has failed in one, and no machine's fault is seen."""
 
 
-class AgentsBox:
+class AgentsBox(LazySandbox):
     """An agent's box. Where the agent has ruined it, a command fails; where the machine has, that is said."""
 
-    def __init__(self, sandbox: Sandbox, start: Callable[[], Awaitable[Sandbox]]) -> None:
-        self.sandbox = sandbox
-        self._start = start
-        """Starts a box as this one was at first."""
+    def __init__(self, start: Callable[[], Awaitable[Sandbox]]) -> None:
+        super().__init__(start)
+        self._another = start
         self.is_ruined = False
         """Whether that was found."""
 
     async def exec(self, script: str, **how: Any) -> ExecResult:
         """As `Sandbox.exec`. Raises SandboxError in place of `ExecEnd.INFRASTRUCTURE`."""
-        return await self.seen(await self.sandbox.exec(script, **how))
+        return await self.seen(await (await self.started()).exec(script, **how))
 
     async def seen(self, result: ExecResult) -> ExecResult:
         """A command's result, as `exec` returns it."""
@@ -167,14 +166,15 @@ class AgentsBox:
         self.is_ruined = self.is_ruined or await self.ruined()
         if self.is_ruined:
             return replace(result, reason=ExecEnd.EXIT, returncode=CANNOT_RUN, output=RUINED)
-        demand(result, self.sandbox)
+        demand(result, await self.started())
         return result
 
     async def ruined(self) -> bool:
         """Whether nothing runs in it any more, or not in silence, while everything does in a new one."""
-        if not await self.sandbox.alive() or await _runs(self.sandbox):
+        sandbox = await self.started()
+        if not await sandbox.alive() or await _runs(sandbox):
             return False
-        fresh = await self._start()
+        fresh = await self._another()
         try:
             return await _runs(fresh)
         finally:
@@ -252,7 +252,7 @@ async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime:
     Raises Refused: it is over the bounds, or cannot be packed.
     """
     archive = f"/tmp/.envsdk-{secrets.token_hex(8)}"
-    sandbox = agents.sandbox
+    sandbox = await agents.started()
     path = absolute(artifact.source, sandbox.image.workdir)
     folder, name = posixpath.split(path)
     script = _PACK.format(

@@ -168,7 +168,7 @@ class TerminalEnv(ShellEnv[State, Session]):
         info["metrics"]["action_is_valid"] = float(not note)
         reward = -self._args.invalid_penalty if note else 0.0
         limit_s = self._time_limit_s(_stage(state))
-        is_ruined = self._opened(state).is_ruined
+        is_ruined = self._opened(state).box.is_ruined
         if submitted or is_ruined or state.turn >= self.max_steps or state.used_s >= limit_s:
             state, paid = await self._check(state, submitted=submitted, info=info)
             reward += paid
@@ -223,7 +223,7 @@ class TerminalEnv(ShellEnv[State, Session]):
                 return replace(state, observation=observation), 0.0
         except (BoxBroken, NoReward, SandboxError) as error:
             is_machines = isinstance(error, SandboxError) and not isinstance(error, BoxRuined)
-            is_spoiled = is_shared and not (is_machines and not await session.ruined())
+            is_spoiled = is_shared and not (is_machines and not await session.box.ruined())
             is_spoiled = is_spoiled or isinstance(error, CutOff)
             await session.close()
             if works is None and is_spoiled:

@@ -90,18 +90,19 @@ async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox,
     Raises NoReward: it leaves no usable reward. Raises CutOff.
     Raises SandboxError, ConfigurationError: a box failed, or cannot be made.
     """
-    failed = await failed_services(agents.sandbox)
+    sandbox = await agents.started()
+    failed = await failed_services(sandbox)
     if stage.verifier.box is None:
-        await agents.sandbox.renew()
+        await sandbox.renew()
         done = await agents.exec(EMPTY, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
         if not done.ok:
             raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
         again = partial(check, boxes, task, stage, agents, bounds)
-        return await _run(boxes, stage, agents.sandbox, failed, again)
+        return await _run(boxes, stage, sandbox, failed, again)
     is_last = stage is task.stages[-1]
     left_out, archives = await _artifacts(stage, agents, bounds, failed, is_last=is_last)
     if is_last:
-        await agents.sandbox.close()  # two at once for each episode could be more than there is room for
+        await sandbox.close()  # two at once for each episode could be more than there is room for
     return await _separately(boxes, task.id, stage, left_out, archives)
 
 
@@ -127,7 +128,7 @@ async def _artifacts(
     stage: Stage, agents: AgentsBox, bounds: Bounds, failed: Sequence[str], *, is_last: bool
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
-    left_out = [*failed]
+    left_out, sandbox = [*failed], await agents.started()
     for hook in stage.collect:
         done = await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
         if not done.ok:  # as in Harbor, this is no reason not to check
@@ -135,11 +136,11 @@ async def _artifacts(
             said = done.output.strip()[-300:]
             left_out.append(f"verifier.collect: {hook.command[:80]!r} ended with {how}: {said}")
     if is_last:
-        await agents.sandbox.end_processes()
+        await sandbox.end_processes()
     archives: list[tuple[str, Safe]] = []
     now = time.time()
     for artifact in stage.artifacts:
-        source = absolute(artifact.source, agents.sandbox.image.workdir)
+        source = absolute(artifact.source, sandbox.image.workdir)
         if covers_checks(source):
             left_out.append(f"{source}: the verifier's own files are there")
             continue

@@ -28,7 +28,6 @@ from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.rewards.sandbox import Sandbox
-from envsdk.rewards.sandbox.shared import LazySandbox
 
 if TYPE_CHECKING:
     from envsdk.rewards.sandbox.terminal import Terminal
@@ -43,21 +42,13 @@ class Session:
 
     def __init__(self, boxes: Boxes, task: HarborTask, stage: Stage) -> None:
         self._boxes, self._task, self._stage = boxes, task, stage
-        self._start = partial(_started, boxes, task, stage)
-        self._box = LazySandbox(self._start)
+        self.box = AgentsBox(partial(_started, boxes, task, stage))
         self._terminal: Terminal | None = None
-        self._agents_box: AgentsBox | None = None
-
-    @property
-    def is_ruined(self) -> bool:
-        """Whether a command could not be run any more."""
-        return self._agents_box is not None and self._agents_box.is_ruined
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run a command in a new shell. Raises SandboxError: the box fails."""
-        agents = await self._agents()
         script = command.encode(errors="replace").decode()
-        result = await agents.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
+        result = await self.box.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
         return command_result(result, timeout_s)
 
     async def type(self, strokes: Strokes, *, left_s: float) -> tuple[str, float]:
@@ -67,18 +58,17 @@ class Session:
         """
         from envsdk.rewards.sandbox.terminal import open_terminal
 
-        agents = await self._agents()
         clock = asyncio.get_running_loop().time
         began = clock()
         if self._terminal is None:
-            self._terminal = await open_terminal(agents.sandbox, user=named(self._stage.user))
+            self._terminal = await open_terminal(await self.box.started(), user=named(self._stage.user))
         screen = await self._terminal.send([], wait_s=0.0) if not strokes else None
         for keys, wait_s in strokes:
             screen = await self._terminal.send(keys, wait_s=min(wait_s, max(0.0, left_s - (clock() - began))))
         assert screen is not None
         if screen.ended:  # `exit`: the next keys get a new shell
             if self._terminal.result is not None:
-                await agents.seen(self._terminal.result)
+                await self.box.seen(self._terminal.result)
             await self._leave_terminal()
         return screen.text, clock() - began
 
@@ -86,11 +76,11 @@ class Session:
         """Have the step checked, while what the agent has left goes on where the box keeps it."""
         if not self._boxes.keeps_processes:
             await self._leave_terminal()
-        return await check(self._boxes, self._task, stage, await self._agents(), bounds)
+        return await check(self._boxes, self._task, stage, self.box, bounds)
 
     async def enter(self, stage: Stage) -> None:
         """Go on to the next step: what checked the last one goes, and the step's own files come."""
-        box = await self._box.started()
+        box = await self.box.started()
         if self._stage.verifier.mode is Mode.SHARED:
             await box.renew()
             await ours(box, EMPTY)
@@ -98,18 +88,10 @@ class Session:
         self._stage = stage
         await _prepare(box, stage)
 
-    async def ruined(self) -> bool:
-        """Whether the policy has left a box in which nothing runs any more."""
-        return await (await self._agents()).ruined()
-
     async def close(self) -> None:
         """Remove the box. Idempotent."""
         await self._leave_terminal()
-        await self._box.close()
-
-    async def _agents(self) -> AgentsBox:
-        self._agents_box = self._agents_box or AgentsBox(await self._box.started(), self._start)
-        return self._agents_box
+        await self.box.close()
 
     async def _leave_terminal(self) -> None:
         terminal, self._terminal = self._terminal, None

@@ -324,7 +324,7 @@ class E2BBackend(RemoteBackend):
         try:
             self._takes_folders = (await self._ask("GET", "/envsdk/places")).status_code == 200
             await self._sweep()
-            await self._try_out()
+            await self._try_out(Image())
         except SandboxesFull:
             raise
         except SandboxError as error:

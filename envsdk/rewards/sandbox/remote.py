@@ -342,11 +342,9 @@ class RemoteBackend(ABC):
         self._keep(sandbox)
         return sandbox
 
-    async def _try_out(
-        self, script: str = "echo probe", answer: str = "probe", image: Image | None = None
-    ) -> list[str]:
+    async def _try_out(self, image: Image, script: str = "echo probe", answer: str = "probe") -> list[str]:
         """The lines that a small script prints after its answer. Raises SandboxError: that failed."""
-        sandbox = await self._start(image or Image(), Limits())
+        sandbox = await self._start(image, Limits())
         said = (await sandbox.exec(script, timeout_s=60, cwd="/")).output
         await sandbox.close()
         first, *lines = said.split("\n")

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from harbor_folders import write_task
@@ -187,10 +187,12 @@ class FailingBox:
 async def test_a_box_in_which_nothing_runs_is_the_policys_fault_where_a_new_one_works(
     failures: float, of_a_new_one: float, is_ruined: bool
 ) -> None:
-    async def start() -> Any:
-        return FailingBox(of_a_new_one)
+    boxes = iter((FailingBox(failures), FailingBox(of_a_new_one)))
 
-    agents = AgentsBox(cast(Any, FailingBox(failures)), start)
+    async def start() -> Any:
+        return next(boxes)
+
+    agents = AgentsBox(start)
     if is_ruined:
         result = await agents.exec("ls", timeout_s=1)
         assert (result.reason, result.returncode, result.output) == (ExecEnd.EXIT, 126, RUINED)

@@ -40,7 +40,7 @@ _NOT_TEXT = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 class Emulator:
     """A terminal's screen.
 
-    new -> feed(bytes) ... -> text, cursor
+    new -> feed(bytes) ... -> text
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -72,11 +72,6 @@ class Emulator:
     def text(self) -> str:
         """The lines, without the spaces at their ends."""
         return "\n".join(self._screen.rendered())
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """Row and column, from 0."""
-        return self._screen.cursor.y, min(self._screen.cursor.x, self._screen.columns - 1)
 
     @property
     def wants_application_keys(self) -> bool:

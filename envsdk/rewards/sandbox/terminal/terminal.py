@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import struct
 import termios
 import time
@@ -41,6 +40,7 @@ _LOOK_S = 0.02
 _READ_BYTES = 512 << 10
 """What is read within `_LOOK_S`."""
 _TIOCGSID = 0x5429
+_LIFE_S = 24 * 3600.0
 _SHARE_OF_TIME = 0.2
 """What showing output may take of the time while nobody asks for a screen."""
 _ENV = {"TERM": "xterm-256color", "NCURSES_NO_UTF8_ACS": "1"}
@@ -52,8 +52,6 @@ class Screen:
 
     text: str
     """As many lines as the terminal has rows, without spaces at their ends."""
-    cursor: tuple[int, int]
-    """Row and column, from 0."""
     ended: bool
     """Whether the shell has exited: keys have no effect."""
 
@@ -63,16 +61,13 @@ async def open_terminal(
     *,
     rows: int = 24,
     cols: int = 80,
-    command: Sequence[str] = ("bash", "-i"),
     user: str | None = None,
-    timeout_s: float = 24 * 3600.0,
     start_timeout_s: float = 20.0,
 ) -> Terminal:
-    """A terminal with `command` on it. All else asked of the sandbox waits until `close`.
+    """A terminal with a shell on it. All else asked of the sandbox waits until `close`.
 
     Args:
         user: As in `Sandbox.exec`.
-        timeout_s: After this many seconds all of its processes are killed.
         start_timeout_s: How long to wait for the first prompt: of a shell that edits lines, in bubblewrap.
 
     Raises ConfigurationError: the sandbox's backend has no terminals.
@@ -84,11 +79,10 @@ async def open_terminal(
     terminal = Terminal(Emulator(rows, cols), outside, inside)
     try:
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
-        shell = shlex.join(command)
         # Some backends make the terminal the command's own already.
-        script = f"exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ {shell}"
+        script = "exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ bash -i"
         await terminal.run(
-            sandbox.exec(script, timeout_s=timeout_s, env=_ENV, stdin=inside, waits=True, user=user),
+            sandbox.exec(script, timeout_s=_LIFE_S, env=_ENV, stdin=inside, waits=True, user=user),
             start_timeout_s,
         )
     except BaseException:
@@ -148,8 +142,7 @@ class Terminal:
             num_quiet = num_quiet + 1 if self._is_idle() and self._num_read == num_read else 0
         self._read()
         await self._show()
-        emulator, ended = self.emulator, self._has_ended()
-        return Screen(text=emulator.text, cursor=emulator.cursor, ended=ended)
+        return Screen(text=self.emulator.text, ended=self._has_ended())
 
     @property
     def result(self) -> ExecResult | None:
