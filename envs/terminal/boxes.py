@@ -30,12 +30,14 @@ from envsdk.rewards.sandbox import (
     SandboxError,
     SandboxFileError,
 )
+from envsdk.rewards.sandbox.bubblewrap.sandbox import NO_SHELL
 from envsdk.rewards.sandbox.containers import CliSandbox
 from envsdk.rewards.sandbox.images import build_image, named_image
-from envsdk.rewards.sandbox.shared import LoopBackends
+from envsdk.rewards.sandbox.shared import LazySandbox, LoopBackends
 
 ROOT = "root"
-LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+TESTS, VERIFIER_LOGS = CHECKS = ("/tests", "/logs/verifier")
+LOGS = ("/logs/agent", VERIFIER_LOGS, "/logs/artifacts")
 MAX_USER = (1 << 32) - 2
 MOVE_TIMEOUT_S = 300.0
 """For files on their way into a box or out of it."""
@@ -86,8 +88,13 @@ class Boxes:
     keeps_processes: bool
     """Whether what a command leaves running goes on, as in Harbor."""
 
-    async def start(self, task_id: str, box: Box, key: str, network: NetworkMode) -> Sandbox:
+    async def start(
+        self, task_id: str, box: Box, key: str, network: NetworkMode, *, renewed: tuple[str, ...] = ()
+    ) -> Sandbox:
         """A box with its folders, files and variables, whose health check has passed.
+
+        Args:
+            renewed: As `Image.renewed`.
 
         Raises ConfigurationError: its image cannot be made.
         Raises BoxBroken: its health check fails, or one of its services.
@@ -105,6 +112,7 @@ class Boxes:
                 workdir=box.config.workdir or image.workdir,
                 network=self.has_network and network is NetworkMode.PUBLIC,
                 keeps_processes=self.keeps_processes,
+                renewed=renewed,
             )
             if box.compose is None:
                 sandbox = await backend.start(image, limits=limits)
@@ -138,30 +146,35 @@ class BoxRuined(SandboxError):
     """What succeeds in every new box has failed in one, and no machine's fault is seen."""
 
 
-class AgentsBox:
+class AgentsBox(LazySandbox):
     """An agent's box. Where the agent has ruined it, a command fails; where the machine has, that is said."""
 
-    def __init__(self, sandbox: Sandbox, start: Callable[[], Awaitable[Sandbox]]) -> None:
-        self.sandbox = sandbox
-        self._start = start
-        """Starts a box as this one was at first."""
-        self._is_ruined = False
+    def __init__(self, start: Callable[[], Awaitable[Sandbox]]) -> None:
+        super().__init__(start)
+        self._another = start
+        self.is_ruined = False
+        """Whether that was found."""
 
     async def exec(self, script: str, **how: Any) -> ExecResult:
         """As `Sandbox.exec`. Raises SandboxError in place of `ExecEnd.INFRASTRUCTURE`."""
-        result = await self.sandbox.exec(script, **how)
-        if result.reason is not ExecEnd.INFRASTRUCTURE:
+        return await self.seen(await (await self.started()).exec(script, **how))
+
+    async def seen(self, result: ExecResult) -> ExecResult:
+        """A command's result, as `exec` returns it."""
+        if result.reason is not ExecEnd.INFRASTRUCTURE and not result.output.startswith(NO_SHELL):
             return result
-        self._is_ruined = self._is_ruined or await self.ruined()
-        if not self._is_ruined:
-            raise SandboxError(f"sandbox {self.sandbox.id}: {result.output.strip()[-300:]}")
-        return replace(result, reason=ExecEnd.EXIT, returncode=CANNOT_RUN, output=RUINED)
+        self.is_ruined = self.is_ruined or await self.ruined()
+        if self.is_ruined:
+            return replace(result, reason=ExecEnd.EXIT, returncode=CANNOT_RUN, output=RUINED)
+        demand(result, await self.started())
+        return result
 
     async def ruined(self) -> bool:
         """Whether nothing runs in it any more, or not in silence, while everything does in a new one."""
-        if not await self.sandbox.alive() or await _runs(self.sandbox):
+        sandbox = await self.started()
+        if not await sandbox.alive() or await _runs(sandbox):
             return False
-        fresh = await self._start()
+        fresh = await self._another()
         try:
             return await _runs(fresh)
         finally:
@@ -183,17 +196,15 @@ async def _image(box: Box, backend: SandboxBackend, variables: Mapping[str, str]
     return await named_image(backend, box.docker_image)
 
 
-async def ours(
-    sandbox: Sandbox, script: str, *, user: str | None = ROOT, timeout_s: float = MOVE_TIMEOUT_S
-) -> ExecResult:
+async def ours(sandbox: Sandbox, script: str, *, stdin: bytes = b"") -> None:
     """A script of ours in a box that is to succeed. Raises SandboxError, BoxRuined: it does not."""
-    result = await sandbox.exec(script, timeout_s=timeout_s, cwd="/", user=user)
+    result = await sandbox.exec(script, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT, stdin=stdin)
     if not result.ok:
         said = result.output.strip()[-300:]
         hint = _NO_RIGHTS if "Permission denied" in said and isinstance(sandbox, CliSandbox) else ""
-        kind = BoxRuined if result.reason is ExecEnd.EXIT else SandboxError
+        is_machines = result.reason in (ExecEnd.INFRASTRUCTURE, ExecEnd.TIMEOUT)
+        kind = SandboxError if is_machines else BoxRuined
         raise kind(f"sandbox {sandbox.id}: {result.reason}: {said}{hint}")
-    return result
 
 
 def demand(result: ExecResult, sandbox: Sandbox) -> None:
@@ -230,14 +241,9 @@ async def lay_folder(sandbox: Sandbox, folder: Path, target: str) -> None:
 
 async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = False) -> None:
     """Unpack a tar archive of ours into a folder of a box, which may be emptied before."""
-    inside, into = f"/tmp/.envsdk-{secrets.token_hex(8)}", shlex.quote(target)
-    try:
-        await sandbox.write(inside, archive)
-    except SandboxFileError as error:
-        raise BoxRuined(f"sandbox {sandbox.id}: {error}") from error
+    into = shlex.quote(target)
     emptied = f"find {into} -mindepth 1 -delete && " if empties else ""
-    unpacked = f"tar -xf {inside} -C {into} --no-same-owner"
-    await ours(sandbox, f"mkdir -p {into} && {emptied}{unpacked}; code=$?; rm -f {inside}; exit $code")
+    await ours(sandbox, f"mkdir -p {into} && {emptied}tar -xf - -C {into} --no-same-owner", stdin=archive)
 
 
 async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime: float) -> Safe | None:
@@ -246,7 +252,7 @@ async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime:
     Raises Refused: it is over the bounds, or cannot be packed.
     """
     archive = f"/tmp/.envsdk-{secrets.token_hex(8)}"
-    sandbox = agents.sandbox
+    sandbox = await agents.started()
     path = absolute(artifact.source, sandbox.image.workdir)
     folder, name = posixpath.split(path)
     script = _PACK.format(

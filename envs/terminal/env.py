@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from envsdk.envs.terminal.boxes import Boxes, BoxRuined
 from envsdk.envs.terminal.harbor.config import Mode
 from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, combined, gate_failed, scalar
-from envsdk.envs.terminal.judge import CHECKED, Checked
+from envsdk.envs.terminal.judge import CHECKED, Checked, CutOff
 from envsdk.envs.terminal.replies import ActionFormat, format_command, read_keys
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
@@ -33,6 +34,10 @@ from envsdk.rewards.sandbox.shared import shared_backends
 SUBMIT_COMMAND = f"echo {SENTINEL}"
 HOST_IMAGES = {"images": {"*": "host"}}
 """bubblewrap's setting for the shipped tasks: their images need nothing that this machine lacks."""
+
+
+MAX_TIME_SHARE = 0.5
+"""A verifier that is cut off is the policy's doing if that of the task's own work takes less of its time."""
 
 
 class TerminalArguments(ShellArguments):
@@ -163,7 +168,8 @@ class TerminalEnv(ShellEnv[State, Session]):
         info["metrics"]["action_is_valid"] = float(not note)
         reward = -self._args.invalid_penalty if note else 0.0
         limit_s = self._time_limit_s(_stage(state))
-        if submitted or state.turn >= self.max_steps or state.used_s >= limit_s:
+        is_ruined = self._opened(state).box.is_ruined
+        if submitted or is_ruined or state.turn >= self.max_steps or state.used_s >= limit_s:
             state, paid = await self._check(state, submitted=submitted, info=info)
             reward += paid
         return state, reward
@@ -198,8 +204,16 @@ class TerminalEnv(ShellEnv[State, Session]):
         """The state after a stage was checked, and what is paid: all at the end of the episode."""
         stage, session, checked = _stage(state), self._opened(state), state.checked
         at_limit, is_shared = state.turn >= self.max_steps, stage.verifier.box is None
+        works: bool | None = None
         try:
-            checked += (await session.check(stage, self._bounds),)
+            try:
+                found = await session.check(stage, self._bounds)
+            except CutOff as cut:
+                works = await self._works(state.task, MAX_TIME_SHARE)
+                if not works:
+                    raise
+                found = await cut.again()
+            checked += (found,)
             gate = gate_failed(checked[-1].rewards, stage.gates)
             if not gate and state.stage + 1 < len(state.task.stages) and not at_limit:
                 is_shared, stage = True, state.task.stages[state.stage + 1]
@@ -209,12 +223,15 @@ class TerminalEnv(ShellEnv[State, Session]):
                 return replace(state, observation=observation), 0.0
         except (BoxBroken, NoReward, SandboxError) as error:
             is_machines = isinstance(error, SandboxError) and not isinstance(error, BoxRuined)
-            is_spoiled = is_shared and not (is_machines and not await session.ruined())
+            is_spoiled = is_shared and not (is_machines and not await session.box.ruined())
+            is_spoiled = is_spoiled or isinstance(error, CutOff)
             await session.close()
-            if not is_spoiled or not await self._works(state.task):
+            if works is None and is_spoiled:
+                works = await self._works(state.task)
+            if not (is_spoiled and works):
                 raise
             gate, how = "", CHECKED[stage.verifier.mode]
-            why = f"everything: the policy has left a box that cannot be checked: {describe_error(error)}"
+            why = f"everything: the policy has left what cannot be checked: {describe_error(error)}"
             nothing = {self._args.reward_key: 0.0}
             checked += (Checked(rewards=nothing, how=how, left_out=(why,), output=""),)
         await self.close()
@@ -238,13 +255,17 @@ class TerminalEnv(ShellEnv[State, Session]):
         )
         return ended, reward
 
-    async def _works(self, task: HarborTask) -> bool:
-        """Whether the task is paid or not, now and on this machine, where no policy has been in its box."""
+    async def _works(self, task: HarborTask, time_share: float = math.inf) -> bool:
+        """Whether the task is paid or not, now and on this machine, where no policy has been in its box.
+
+        Args:
+            time_share: Of each verifier's time-out, what it may take: a busy machine is no policy's doing.
+        """
         try:
-            await play(task, self._boxes, self._bounds, [], solves=task.has_solution)
+            found = await play(task, self._boxes, self._bounds, [], solves=task.has_solution)
         except (BoxBroken, ConfigurationError, NoReward, SandboxError):
             return False
-        return True
+        return all(each.time_share <= time_share for each in found)
 
     def _told(self, state: State, checked: Sequence[Checked], rewards: Rewards, gate: str) -> Info:
         """What people read of the check."""

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import posixpath
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from envsdk.envs.terminal.artifacts import Bounds, Refused, Safe
 from envsdk.envs.terminal.boxes import (
+    CHECKS,
     MOVE_TIMEOUT_S,
     ROOT,
+    TESTS,
+    VERIFIER_LOGS,
     AgentsBox,
     Boxes,
     absolute,
@@ -36,16 +40,18 @@ from envsdk.envs.terminal.harbor.rewards import NoReward, Rewards, read_rewards
 from envsdk.envs.terminal.services import failed_services
 from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxFileError
 
-TESTS, TEST = "/tests", "/tests/test.sh"
-VERIFIER_LOGS = "/logs/verifier"
+TEST = f"{TESTS}/test.sh"
 MAX_REWARD_BYTES = 1 << 20
 SHOWN_OUTPUT = 4000
 EMPTY = f"""\
-for folder in {TESTS} {VERIFIER_LOGS}; do [ ! -d $folder ] || [ -h $folder ] || chmod -R u+rwX $folder; done
 [ -d /logs ] || rm -f /logs
-rm -rf {TESTS} {VERIFIER_LOGS} && mkdir -p {VERIFIER_LOGS} && chmod 777 {VERIFIER_LOGS}
+for folder in {" ".join(CHECKS)}; do
+    if [ -d $folder ] && [ ! -h $folder ]; then chmod -R u+rwX $folder; find $folder -mindepth 1 -delete
+    else rm -rf $folder && mkdir -p $folder; fi || exit
+done
+chmod 777 {VERIFIER_LOGS}
 """
-"""Removes what checked before, or what an agent has put in its place."""
+"""Removes what checked before, or what an agent has put in its place; a folder may be a mount."""
 CHECKED = {Mode.SEPARATE: "checked in a separate box", Mode.SHARED: "checked in place"}
 """What is said of a task's check."""
 
@@ -62,32 +68,58 @@ class Checked:
     services; with why."""
     output: str
     """The end of what the verifier printed."""
+    time_share: float = 0.0
+    """Of the verifier's time-out, what it took."""
+
+
+Again = Callable[[], Awaitable[Checked]]
+
+
+class CutOff(NoReward):
+    """A verifier has run out of time, or of anything else."""
+
+    def __init__(self, why: str, again: Again) -> None:
+        super().__init__(why)
+        self.again = again
+        """Checks the same once more."""
 
 
 async def check(boxes: Boxes, task: HarborTask, stage: Stage, agents: AgentsBox, bounds: Bounds) -> Checked:
     """Run the stage's verifier.
 
-    Raises NoReward: it leaves no usable reward, or runs out of time or of anything else.
+    Raises NoReward: it leaves no usable reward. Raises CutOff.
     Raises SandboxError, ConfigurationError: a box failed, or cannot be made.
     """
-    failed = await failed_services(agents.sandbox)
+    sandbox = await agents.started()
+    failed = await failed_services(sandbox)
     if stage.verifier.box is None:
+        await sandbox.renew()
         done = await agents.exec(EMPTY, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
         if not done.ok:
             raise NoReward(f"the agent's box cannot be checked in place: {done.output.strip()[-300:]}")
-        return await _run(boxes, stage, agents.sandbox, failed)
+        again = partial(check, boxes, task, stage, agents, bounds)
+        return await _run(boxes, stage, sandbox, failed, again)
     is_last = stage is task.stages[-1]
     left_out, archives = await _artifacts(stage, agents, bounds, failed, is_last=is_last)
     if is_last:
-        await agents.sandbox.close()  # two at once for each episode could be more than there is room for
-    box = await boxes.start(task.id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
+        await sandbox.close()  # two at once for each episode could be more than there is room for
+    return await _separately(boxes, task.id, stage, left_out, archives)
+
+
+async def _separately(
+    boxes: Boxes, id: str, stage: Stage, left_out: tuple[str, ...], archives: Sequence[tuple[str, Safe]]
+) -> Checked:
+    """As `check`, of what was taken from the agent's box."""
+    assert stage.verifier.box is not None
+    box = await boxes.start(id, stage.verifier.box, "verifier.environment", stage.verifier.network[0])
     try:
         await demand_user(box, named(stage.verifier.user), "verifier.user")
         for source, safe in archives:
             # As in Harbor, a folder takes the place of the image's own.
             target = source if safe.is_folder else posixpath.dirname(source)
             await lay(box, safe.archive, target, empties=safe.is_folder)
-        return await _run(boxes, stage, box, left_out)
+        again = partial(_separately, boxes, id, stage, left_out, archives)
+        return await _run(boxes, stage, box, left_out, again)
     finally:
         await box.close()
 
@@ -96,7 +128,7 @@ async def _artifacts(
     stage: Stage, agents: AgentsBox, bounds: Bounds, failed: Sequence[str], *, is_last: bool
 ) -> tuple[tuple[str, ...], Sequence[tuple[str, Safe]]]:
     """What the verifier does not get, and what it does, by where it was."""
-    left_out = [*failed]
+    left_out, sandbox = [*failed], await agents.started()
     for hook in stage.collect:
         done = await agents.exec(hook.command, timeout_s=hook.timeout_sec, user=named(hook.user))
         if not done.ok:  # as in Harbor, this is no reason not to check
@@ -104,11 +136,11 @@ async def _artifacts(
             said = done.output.strip()[-300:]
             left_out.append(f"verifier.collect: {hook.command[:80]!r} ended with {how}: {said}")
     if is_last:
-        await agents.sandbox.end_processes()
+        await sandbox.end_processes()
     archives: list[tuple[str, Safe]] = []
     now = time.time()
     for artifact in stage.artifacts:
-        source = absolute(artifact.source, agents.sandbox.image.workdir)
+        source = absolute(artifact.source, sandbox.image.workdir)
         if covers_checks(source):
             left_out.append(f"{source}: the verifier's own files are there")
             continue
@@ -126,7 +158,7 @@ async def _artifacts(
     return tuple(left_out), archives
 
 
-async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ...]) -> Checked:
+async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ...], again: Again) -> Checked:
     """Lay the tests, run them and read the rewards."""
     plan = stage.verifier
     for folder in plan.tests:
@@ -145,14 +177,15 @@ async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ..
     demand(ended, box)
     output = ended.output[-SHOWN_OUTPUT:]
     if ended.reason is not ExecEnd.EXIT:
-        raise NoReward(f"the verifier was ended by its {ended.reason}: {output[-300:].strip()}")
+        raise CutOff(f"the verifier was ended by its {ended.reason}: {output[-300:].strip()}", again)
     try:
         found = read_rewards(*[await _content(box, path) for path in rewards])
     except NoReward as error:
         raise NoReward(
             f"{error}; the verifier ended with code {ended.returncode}: {output[-300:].strip()}"
         ) from None
-    return Checked(rewards=found, how=CHECKED[plan.mode], left_out=left_out, output=output)
+    share = ended.elapsed_s / plan.timeout_s
+    return Checked(rewards=found, how=CHECKED[plan.mode], left_out=left_out, output=output, time_share=share)
 
 
 async def _content(box: Sandbox, path: str) -> bytes | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.terminal.artifacts import Bounds
 from envsdk.envs.terminal.boxes import (
+    CHECKS,
     AgentsBox,
     Boxes,
     box_healthy,
@@ -27,7 +28,6 @@ from envsdk.envs.terminal.harbor.folder import HarborTask, Stage
 from envsdk.envs.terminal.judge import EMPTY, Checked, check
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.rewards.sandbox import Sandbox
-from envsdk.rewards.sandbox.shared import LazySandbox
 
 if TYPE_CHECKING:
     from envsdk.rewards.sandbox.terminal import Terminal
@@ -42,15 +42,13 @@ class Session:
 
     def __init__(self, boxes: Boxes, task: HarborTask, stage: Stage) -> None:
         self._boxes, self._task, self._stage = boxes, task, stage
-        self._start = partial(_started, boxes, task, stage)
-        self._box = LazySandbox(self._start)
+        self.box = AgentsBox(partial(_started, boxes, task, stage))
         self._terminal: Terminal | None = None
 
     async def run(self, command: str, *, timeout_s: float) -> CommandResult:
         """Run a command in a new shell. Raises SandboxError: the box fails."""
-        agents = await self._agents()
         script = command.encode(errors="replace").decode()
-        result = await agents.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
+        result = await self.box.exec(script, timeout_s=timeout_s, user=named(self._stage.user))
         return command_result(result, timeout_s)
 
     async def type(self, strokes: Strokes, *, left_s: float) -> tuple[str, float]:
@@ -60,18 +58,17 @@ class Session:
         """
         from envsdk.rewards.sandbox.terminal import open_terminal
 
-        box = await self._box.started()
         clock = asyncio.get_running_loop().time
         began = clock()
         if self._terminal is None:
-            self._terminal = await open_terminal(box, user=named(self._stage.user))
+            self._terminal = await open_terminal(await self.box.started(), user=named(self._stage.user))
         screen = await self._terminal.send([], wait_s=0.0) if not strokes else None
         for keys, wait_s in strokes:
             screen = await self._terminal.send(keys, wait_s=min(wait_s, max(0.0, left_s - (clock() - began))))
         assert screen is not None
         if screen.ended:  # `exit`: the next keys get a new shell
             if self._terminal.result is not None:
-                demand(self._terminal.result, box)
+                await self.box.seen(self._terminal.result)
             await self._leave_terminal()
         return screen.text, clock() - began
 
@@ -79,28 +76,22 @@ class Session:
         """Have the step checked, while what the agent has left goes on where the box keeps it."""
         if not self._boxes.keeps_processes:
             await self._leave_terminal()
-        return await check(self._boxes, self._task, stage, await self._agents(), bounds)
+        return await check(self._boxes, self._task, stage, self.box, bounds)
 
     async def enter(self, stage: Stage) -> None:
         """Go on to the next step: what checked the last one goes, and the step's own files come."""
-        box = await self._box.started()
+        box = await self.box.started()
         if self._stage.verifier.mode is Mode.SHARED:
+            await box.renew()
             await ours(box, EMPTY)
         await ours(box, "find /logs/agent -mindepth 1 -delete")
         self._stage = stage
         await _prepare(box, stage)
 
-    async def ruined(self) -> bool:
-        """Whether the policy has left a box in which nothing runs any more."""
-        return await (await self._agents()).ruined()
-
     async def close(self) -> None:
         """Remove the box. Idempotent."""
         await self._leave_terminal()
-        await self._box.close()
-
-    async def _agents(self) -> AgentsBox:
-        return AgentsBox(await self._box.started(), self._start)
+        await self.box.close()
 
     async def _leave_terminal(self) -> None:
         terminal, self._terminal = self._terminal, None
@@ -109,7 +100,8 @@ class Session:
 
 
 async def _started(boxes: Boxes, task: HarborTask, stage: Stage) -> Sandbox:
-    box = await boxes.start(task.id, task.box, "environment", stage.network[0])
+    renewed = CHECKS if any(each.verifier.box is None for each in task.stages) else ()
+    box = await boxes.start(task.id, task.box, "environment", stage.network[0], renewed=renewed)
     try:
         await _prepare(box, stage)
     except BaseException:

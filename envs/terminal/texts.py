@@ -25,7 +25,8 @@ def render_task(
     if box is not None and (skills := box.skills_dir):
         text += f"\n\nEach folder in {skills} has a SKILL.md that says how to do something: read what fits."
     if box is not None and box.mcp_servers:
-        text += "\n\nMCP servers that help:" + "".join(f"\n{json.dumps(each)}" for each in box.mcp_servers)
+        servers = (json.dumps(each.model_dump(exclude_unset=True)) for each in box.mcp_servers)
+        text += "\n".join(("\n\nMCP servers that help:", *servers))
     return f"{text}\n\n{_instructions(action_format, keeps_processes)}" if instructions else text
 
 

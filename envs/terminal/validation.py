@@ -20,6 +20,7 @@ from envsdk.envs.terminal.boxes import Boxes, resolved
 from envsdk.envs.terminal.harbor.folder import CONFIG, HarborTask, Stage
 from envsdk.envs.terminal.harbor.inputs import inputs, packed
 from envsdk.envs.terminal.harbor.rewards import NoReward, combined, gate_failed, scalar
+from envsdk.envs.terminal.judge import Checked
 from envsdk.envs.terminal.services import BoxBroken
 from envsdk.envs.terminal.session import Session
 from envsdk.rewards.sandbox import SandboxError
@@ -75,18 +76,23 @@ async def demand_sound(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_ke
 async def _problem(task: HarborTask, boxes: Boxes, bounds: Bounds, reward_key: str) -> str:
     said: list[str] = []
     try:
-        rewards, output = await play(task, boxes, bounds, said, solves=True)
-        solved = scalar(rewards, reward_key)
+        found = await play(task, boxes, bounds, said, solves=True)
+        solved = _paid(task, found, reward_key)
     except NoReward as error:
         return f"its own solution gets no reward: {error}{_hints(task, said)}"
     try:
-        idle = scalar((await play(task, boxes, bounds, [], solves=False))[0], reward_key)
+        idle = _paid(task, await play(task, boxes, bounds, [], solves=False), reward_key)
     except (NoReward, BoxBroken):
         return ""
     if solved <= idle:
+        output = found[-1].output.strip()
         said += [f"its verifier printed: {output[-_PRINTED:]}"] if output else []
         return f"its own solution is paid {solved:g}, and doing nothing {idle:g}{_hints(task, said)}"
     return ""
+
+
+def _paid(task: HarborTask, found: Sequence[Checked], reward_key: str) -> float:
+    return scalar(combined([each.rewards for each in found], task.strategy), reward_key)
 
 
 def _hints(task: HarborTask, said: Sequence[str]) -> str:
@@ -99,14 +105,14 @@ def _hints(task: HarborTask, said: Sequence[str]) -> str:
 
 async def play(
     task: HarborTask, boxes: Boxes, bounds: Bounds, said: list[str], *, solves: bool
-) -> tuple[Mapping[str, float], str]:
-    """The rewards of the task's own solution, or of doing nothing, over all of its stages; the last output.
+) -> list[Checked]:
+    """What is found of the task's own solution, or of doing nothing, stage by stage.
 
     `said` gets how solutions ended that failed.
 
     Raises NoReward, SandboxError, ConfigurationError.
     """
-    session, rewards = Session(boxes, task, task.stages[0]), []
+    session, found = Session(boxes, task, task.stages[0]), list[Checked]()
     try:
         for number, stage in enumerate(task.stages):
             if number:
@@ -117,15 +123,14 @@ async def play(
                 if done.returncode:
                     how = done.note or f"It ended with code {done.returncode}."
                     said.append(f"solve.sh: {how} {done.output.strip()[-_PRINTED:]}")
-            checked = await session.check(stage, bounds)
-            rewards.append(checked.rewards)
-            if gate := gate_failed(checked.rewards, stage.gates):
+            found.append(await session.check(stage, bounds))
+            if gate := gate_failed(found[-1].rewards, stage.gates):
                 if solves and stage is not task.stages[-1]:
                     raise NoReward(f"step {stage.name}: {gate}")
                 break
     finally:
         await session.close()
-    return combined(rewards, task.strategy), checked.output.strip()
+    return found
 
 
 def _digest(folder: Path, identity: str) -> str:

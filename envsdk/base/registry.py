@@ -166,13 +166,16 @@ def system_prompt(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> str:
 
 
 def notes(env_spec: EnvSpec, env_config: Mapping[str, Any]) -> list[str]:
-    """What is to be said before a run trains with this environment; an error is said in its place."""
+    """What is to be said before a run plays this environment; an error is said in its place.
+
+    Raises ConfigurationError: nothing can be played.
+    """
     if not env_spec.notes:
         return []
     describe: Callable[..., list[str]] = load_object(env_spec.notes)
     try:
         return describe(**{**env_spec.kwargs, **env_config})
-    except (ConfigurationError, TypeError, ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:
         return [f"{env_spec.id}: {error}"]
 
 

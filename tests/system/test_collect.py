@@ -188,15 +188,18 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     assert f"Another process is collecting into {tmp_path}" in second.stderr
 
 
-def test_ctrl_c_ends_it_at_once_and_it_can_be_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_at_once_and_it_can_be_continued(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 400, "--shard-size", 10)
     process = subprocess.Popen(
         [*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     wait_until((tmp_path / "part-00001.parquet").exists)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
     assert run_collect(*arguments).returncode == 0

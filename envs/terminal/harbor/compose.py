@@ -102,10 +102,12 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
     }
     try:
         said = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-        document = dict(_filled(said, values, variables is None))
-        raw = {name: dict(said or {}) for name, said in document.pop("services").items()}
-        raw = {name: {key: said[key] for key in said if said[key] is not None} for name, said in raw.items()}
-        named = dict(document.pop("volumes", None) or {})
+        document = _keys(_filled(said, values, variables is None), "the file")
+        raw = {
+            name: {key: value for key, value in _keys(said, f"services.{name}").items() if value is not None}
+            for name, said in _keys(document.pop("services"), "services").items()
+        }
+        named = _keys(document.pop("volumes", None), "volumes")
     except _UNREADABLE as error:
         why = f"services: cannot be read as services by name ({' '.join(str(error).split())})"
         return Compose(main=Service(), services={}, problems=[why], without_effect=[])
@@ -144,6 +146,13 @@ def read_compose(file: Path, config: Environment, variables: Mapping[str, str] |
         problems=[*problems, *_problems(services, raw, file)],
         without_effect=[where for _, key, _, where in keys if key in _WITHOUT_EFFECT],
     )
+
+
+def _keys(said: Any, where: str) -> dict[Any, Any]:
+    """The keys of a mapping that have a value. Raises _Refused: it is none."""
+    if not isinstance(said or {}, dict):
+        raise _Refused(f"{where}: {str(said)[:40]}: is no mapping of keys to values")
+    return dict(said or {})
 
 
 def _filled(value: Any, values: Mapping[str, str], keeps: bool) -> Any:

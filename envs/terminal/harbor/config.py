@@ -121,7 +121,7 @@ class Environment(Network):
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] = []
+    mcp_servers: list[McpServer] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None

@@ -49,17 +49,16 @@ def _inputs(folder: Path, rules: Sequence[tuple[Path, Any]] | None) -> Iterator[
 
 def packed(folder: Path, *, runs: str = "") -> bytes:
     """The inputs of a folder as a tar archive; with `runs`, a file that may be executed, without times."""
+
+    def noted(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.mtime = 0 if runs else entry.mtime
+        entry.mode |= 0o111 if entry.name.rpartition("/")[2] == runs else 0
+        return entry
+
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", dereference=True) as tar:
         for path in (folder, *inputs(folder)):
-            entry = tar.gettarinfo(path, path.relative_to(folder).as_posix())
-            entry.mtime = 0 if runs else entry.mtime
-            entry.mode |= 0o111 if path.name == runs else 0
-            if not entry.isreg():
-                tar.addfile(entry)
-            else:
-                with path.open("rb") as content:
-                    tar.addfile(entry, content)
+            tar.add(path, path.relative_to(folder).as_posix(), recursive=False, filter=noted)
     if out.tell() > MAX_BYTES:
         raise ConfigurationError(f"{folder}: larger than {MAX_BYTES >> 20} MB")
     return out.getvalue()

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import ValidationError
-
-from envsdk.base.settings.problems import dotted
-from envsdk.base.settings.validation import problems_in
 from envsdk.envs.terminal.harbor.compose import read_compose
-from envsdk.envs.terminal.harbor.config import MAIN, Environment, McpServer, NetworkMode, covers_checks
+from envsdk.envs.terminal.harbor.config import MAIN, Environment, NetworkMode, covers_checks
 from envsdk.envs.terminal.harbor.folder import COMPOSE, CONFIG, Box, HarborTask, Stage
 
 MAX_MB = 1 << 32
@@ -40,13 +36,6 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
         for key, (mode, hosts) in (("agent", stage.network), ("verifier", stage.verifier.network)):
             if mode is NetworkMode.ALLOWLIST:
                 said.append(f"{CONFIG}: {key}.network_mode: allowlist: none is reached ({', '.join(hosts)})")
-    for number, server in enumerate(task.config.environment.mcp_servers):
-        try:
-            McpServer.model_validate(server)
-        except ValidationError as error:
-            where = ("environment", "mcp_servers", number)
-            problems = problems_in(error, McpServer, base=where)
-            said += [f"{CONFIG}: {dotted(each.path)}: {each.message}" for each in problems]
     if task.config.environment.cpus is not None:
         said.append(f"{CONFIG}: environment.cpus: limits nothing here")
     if not task.is_separate:

@@ -1,6 +1,7 @@
 """The one boundary where errors become messages and exit codes: `run_app` runs a command line in it.
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (Ctrl-C), 141 the reader of the output went away.
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted (Ctrl-C), 141 the reader of the output went away,
+143 interrupted by SIGTERM.
 No failed run exits 0.
 """
 
@@ -19,12 +20,13 @@ from typing import ParamSpec
 import typer
 
 from envsdk.base.display.terminal import say, visible
+from envsdk.base.processes.interrupts import end_when_told, was_told_to_end
 from envsdk.base.settings.extras import missing_package
 from envsdk.contracts.failures import INTERRUPTED, ConfigurationError, EnvsdkError, without_lone_surrogates
 
 P = ParamSpec("P")
 
-PIPE_CLOSED = 141
+PIPE_CLOSED, TOLD_TO_END = 141, 143
 
 _ANOTHER_DISK = "write to another disk (`output_dir`, `--out`, ENVSDK_CACHE)"
 _ADVICE = {
@@ -93,7 +95,9 @@ def run_app(
             raise KeyboardInterrupt
         return result if isinstance(result, int) else None
 
-    return run()
+    end_when_told()
+    code = run()
+    return TOLD_TO_END if code == INTERRUPTED and was_told_to_end() else code
 
 
 def _open_standard_streams() -> None:

@@ -33,7 +33,6 @@ HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
 _KINDS = {
     "container": (("ps", "--all", "--format={{.Names}}"), ".Config.Labels", ("rm", "--force", "--volumes")),
-    "image": (("images", "--quiet"), ".Config.Labels", ("rmi", "--force")),
     "volume": (("volume", "ls", "--quiet"), ".Labels", ("volume", "rm")),
 }
 """What a program that died may leave: how it is listed, where its labels are, how it is deleted."""
@@ -98,21 +97,23 @@ class CliContainer(Container):
     run_options: Sequence[str]
     argv: Sequence[str]
     """What it runs."""
-    checks_disk: bool = False
     volumes: list[str] = field(default_factory=list)
     """Made before it starts, and deleted with it: those that none before it has made."""
     beside: dict[str, CliContainer] = field(default_factory=dict)
     """Containers in its network, which end with it."""
-    kept: list[str] = field(default_factory=list)
-    """Images made of it."""
 
     async def start(self, image: str) -> None:
-        """Raises SandboxError: the program refused."""
-        for volume in () if self.kept else self.volumes:
+        """Raises ConfigurationError: there is no such image. Raises SandboxError: the program refused."""
+        for volume in self.volumes:
             await self.command.ask("volume", "create", *_labels(), volume)
-        async with self.starts:
-            how = ("run", "--detach", "--name", self.name, *self.run_options)
-            await self.command.ask(*how, image, *self.argv)
+        try:
+            async with self.starts:
+                how = ("run", "--detach", "--name", self.name, *self.run_options)
+                await self.command.ask(*how, image, *self.argv)
+        except SandboxError as error:
+            if (await self.command.run("image", "inspect", image)).returncode:
+                raise ConfigurationError(f"there is no image {image!r}: {error}") from error
+            raise
 
     async def failure(self) -> str:
         """How it has ended with an error, and the last that it printed; empty where it has not."""
@@ -151,20 +152,8 @@ class CliContainer(Container):
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
     async def disk_bytes(self) -> int:
-        if not self.checks_disk:
-            return 0
         size = await self._inspect("{{.SizeRw}}", "--size")
         return int(size) if size.isdigit() else 0
-
-    async def keep(self) -> str:
-        name = f"envsdk-kept:{self.name}-{len(self.kept)}"
-        await self.command.ask("commit", "--pause=false", self.name, name)
-        self.kept.append(name)
-        return name
-
-    async def replaced_by(self, kept: str) -> None:
-        await self.command.ask("rm", "--force", "--volumes", self.name)
-        await self.start(kept)
 
     async def end(self) -> None:
         for container in reversed(self.beside.values()):  # podman deletes none that others depend on
@@ -172,8 +161,6 @@ class CliContainer(Container):
         await self.command.ask("rm", "--force", "--volumes", self.name)
         if self.volumes:
             await self.command.ask("volume", "rm", *self.volumes)
-        if self.kept:
-            await self.command.ask("rmi", "--force", *self.kept)
 
     async def _inspect(self, template: str, *options: str) -> str:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
@@ -199,17 +186,26 @@ class ContainerBackend(RemoteBackend):
     timeout_option: ClassVar[str] = ""
     """Option of `run` that ends a container after so many seconds."""
     forbidden_in_binds = ":"
-    keeps_processes = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = parse_settings(ContainerSettings, settings, backend=self.name)
         super().__init__(self.settings)
-        self.gives_network = self.settings.network
+        self.has = "keeps_processes", *(["network"] if self.settings.network else [])
         self._command = CommandLine(self.settings.program or self.name, self.settings.call_timeout_s)
 
     async def _probe(self) -> None:
         await self._sweep()
-        await self._smoke_run()
+        own, is_named = self.settings.image, "image" in self.settings.model_fields_set
+        self._is_tried = is_named or not (await self._command.run("image", "inspect", own)).returncode
+        if self._is_tried:
+            await self._smoke_run(Image())
+
+    async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
+        await self.probe()
+        if not self._is_tried:  # no image was there, and it may be that nothing needs the default one
+            await self._smoke_run(Image(container=image.container))
+            self._is_tried = True
+        return await super().start(image, limits=limits)
 
     def _make(self, image: Image, limits: Limits) -> tuple[RemoteSandbox, str]:
         identity = secrets.token_hex(6)
@@ -221,7 +217,6 @@ class ContainerBackend(RemoteBackend):
             run_options=[*own, *self._run_options(image, limits, name)],
             argv=("bash", "-c", WAIT, "bash", str(self.settings.time_to_live_s)),
             starts=self._starts,
-            checks_disk=self.settings.checks_disk,
             volumes=_volumes(image, name),
         )
         sandbox = CliSandbox(id=identity, image=image, limits=limits, container=container, slots=self._slots)
@@ -265,14 +260,14 @@ class ContainerBackend(RemoteBackend):
 
         tag = f"envsdk-built:{(await in_thread(digest_of_build, build))[:32]}"
         if (await self._command.run("image", "inspect", tag)).returncode:
-            options = ["--file", str(build.dockerfile), "--tag", tag, "--label", "envsdk.built=1"]
+            options = ["--file", str(build.file), "--tag", tag, "--label", "envsdk.built=1"]
             options += [f"--target={build.target}"] if build.target is not None else []
             options += [f"--build-arg={name}={value}" for name, value in build.args.items()]
             options += [] if self.settings.network else ["--network=none"]
             ended = await self._command.run("build", *options, str(build.context), timeout_s=build.timeout_s)
             if ended.reason is not ExecEnd.EXIT or ended.returncode:
                 said = ended.output.text().strip()[-2000:]
-                raise ConfigurationError(f"{build.dockerfile}: {self.name} did not build it: {said}")
+                raise ConfigurationError(f"{build.file}: {self.name} did not build it: {said}")
         return await self.named_image(tag)
 
     async def named_image(self, name: str) -> Image:
@@ -301,20 +296,21 @@ class ContainerBackend(RemoteBackend):
             *(option for _, each in sorted(shown.items()) for option in ("--volume", each)),
         ]
 
-    async def _smoke_run(self) -> None:
+    async def _smoke_run(self, image: Image) -> None:
         try:
-            processes, memory, *_ = [*await self._try_out(_SMOKE, "probe lo"), "", ""]
+            processes, memory, *_ = [*await self._try_out(image, _SMOKE, "probe lo"), "", ""]
             problem = _unlimited(processes, memory, Limits()) if self.settings.requires_limits else ""
-        except SandboxError as error:
+        except (ConfigurationError, SandboxError) as error:
             problem = str(error)
         if problem:
             raise SandboxUnavailable(
                 f"{self.name} cannot run sandboxes here: {problem}. Check `{self._command.program} run "
-                f"--rm --network none {self.settings.image} bash -c true` by hand: docs/swe-sandbox.md."
+                f"--rm --network none {image.container or self.settings.image} bash -c true` by hand: "
+                "docs/swe-sandbox.md."
             )
 
     async def _sweep(self) -> None:
-        """Delete the containers of this machine's programs that have died, and the images made of them."""
+        """Delete the containers of this machine's programs that have died, and their volumes."""
         try:
             found = {
                 kind: (await self._command.ask(*listed, "--filter", f"label={LABEL}")).split()

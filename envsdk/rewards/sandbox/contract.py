@@ -145,6 +145,8 @@ class Image:
     binds: Mapping[str, Path] = field(default_factory=dict)
     """Further files and folders of this machine, read-only, by their absolute path inside; a path below
     `workdir` hides what the tree has there, whatever the commands do to it."""
+    renewed: tuple[str, ...] = ()
+    """Folders that `Sandbox.renew` replaces, by absolute path inside; bubblewrap's, with `root`."""
     volumes: Mapping[str, str] = field(default_factory=dict)
     """Folders shared with containers beside it, by path inside: NAME:ro or NAME:rw. For docker and podman."""
     python: Path | None = None
@@ -270,7 +272,14 @@ class Sandbox(Protocol):
         """End what commands have left running, as `diff`, `snapshot`, `restore` and `fork` do first."""
         ...
 
-    async def snapshot(self) -> Snapshot: ...
+    async def renew(self) -> None:
+        """Put new, empty folders in place of the image's `renewed`: later commands share them, and processes
+        that run already do not see them. Snapshots and forks lack them. Other backends do nothing."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """All files on bubblewrap, which copies none; elsewhere what `pack` gives."""
+        ...
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Back to the state of `snapshot`, which may be restored any number of times."""
@@ -331,31 +340,22 @@ class SandboxBackend(Protocol):
         ...
 
 
-def check_image(
-    image: Image,
-    *,
-    forbidden: str = "",
-    network: bool = False,
-    own_root: bool = False,
-    keeps_processes: bool = False,
-) -> None:
+def check_image(image: Image, *has: str, forbidden: str = "") -> None:
     """Raises ConfigurationError: a bind's source is not there, its place inside is no absolute path, or the
     image asks for what its backend has not.
 
     Args:
+        has: Which of `network`, `root` and `keeps_processes` images may ask for.
         forbidden: Characters that neither a source nor a place may have, because the backend's program
             reads them as its own.
-        network: Whether the settings give images the network.
-        own_root: Whether images have `root`.
-        keeps_processes: Whether processes can outlive their command.
     """
-    if image.keeps_processes and not keeps_processes:
+    if image.keeps_processes and "keeps_processes" not in has:
         raise ConfigurationError(
             "the image asks that processes outlive their command: `bubblewrap`, `podman` and `docker` do that"
         )
-    if image.network and not network:
+    if image.network and "network" not in has:
         raise ConfigurationError("the image asks for the network: the backend's `network: true` allows it")
-    if image.root is not None and not own_root:
+    if image.root is not None and "root" not in has:
         raise ConfigurationError("the image has a `root`, which only backend `bubblewrap` shows")
     for inside, source in image.binds.items():
         bind = f"the image binds {source} at {inside!r}"

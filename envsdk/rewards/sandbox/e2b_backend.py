@@ -18,7 +18,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -56,6 +56,8 @@ _PACKAGES = """\
 import importlib.metadata, re
 for found in importlib.metadata.distributions(): print(re.sub(r"[-_.]+", "-", found.metadata["Name"].lower()))
 """
+_OF_THE_IMAGE = (400, 404)
+"""Statuses of what no other try, and no other client, would get from this server."""
 _LIMITS = {str(each): each for each in (ExecEnd.OUT_OF_MEMORY, ExecEnd.DISK_LIMIT)}
 
 
@@ -71,18 +73,21 @@ class E2BContainer(Container):
     lay: Callable[[], Awaitable[Mapping[str, str]]]
     """Sends the image's folders to a server of ours; returns the metadata that asks for them."""
     running: Any = None
-    kept: list[str] = field(default_factory=list)
-    """Snapshots of it."""
 
     async def start(self, image: str) -> None:
-        """Raises SandboxError: the service refused."""
-        await self._create(image, {**self.options, "metadata": {**self.metadata, **await self.lay()}})
-
-    async def _create(self, template: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigurationError: it has no such template, or limits. Raises SandboxError."""
         from e2b import AsyncSandbox
 
-        async with self.starts, told():
-            self.running = await AsyncSandbox.create(template, **options, **self.access)
+        metadata = {**self.metadata, **await self.lay()}
+        try:
+            async with self.starts, told():
+                self.running = await AsyncSandbox.create(
+                    image, metadata=metadata, **self.options, **self.access
+                )
+        except SandboxError as error:
+            if getattr(error.__cause__, "status_code", None) in _OF_THE_IMAGE:
+                raise ConfigurationError(str(error)) from error
+            raise
         await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
@@ -200,23 +205,12 @@ class E2BContainer(Container):
         await self.shell(Shell(argv=["bash", "-c", f": > {ENDED}"], timeout_s=60))
         return True
 
-    async def keep(self) -> str:
-        async with told():
-            snapshot = await self.running.create_snapshot()
-        self.kept.append(snapshot.snapshot_id)
-        return self.kept[-1]
-
-    async def replaced_by(self, kept: str) -> None:
-        async with told():
-            await self.running.kill()
-        await self._create(kept, {**self.options, "metadata": self.metadata})
-
     async def fork(self) -> E2BContainer:
         async with told():
             [forked] = await self.running.fork(timeout=self.options["timeout"], count=1)
             if isinstance(forked, Exception):
                 raise forked
-        made = replace(self, waiting_process="1", running=forked, kept=[])
+        made = replace(self, waiting_process="1", running=forked)
         await made.meet()
         return made
 
@@ -224,8 +218,6 @@ class E2BContainer(Container):
         if self.running is not None:
             async with told():
                 await self.running.kill()
-                for snapshot in self.kept:
-                    await self.running.delete_snapshot(snapshot, **self.access)
 
 
 @lru_cache
@@ -289,7 +281,6 @@ class E2BSandbox(RemoteSandbox):
             Shell(argv=argv, env=self.image.env, timeout_s=120, keep=2 << 20, max_output=1 << 20)
         )
         if missing := sorted(wanted - {*ended.output.text().split()}):
-            await self.close()
             raise ConfigurationError(
                 f"the python of the sandbox lacks {', '.join(missing[:5])}, which {python} has: install them "
                 "in the template, or set `backend_settings.python` of `envsdk sandboxd`"
@@ -333,7 +324,7 @@ class E2BBackend(RemoteBackend):
         try:
             self._takes_folders = (await self._ask("GET", "/envsdk/places")).status_code == 200
             await self._sweep()
-            await self._try_out()
+            await self._try_out(Image())
         except SandboxesFull:
             raise
         except SandboxError as error:

@@ -125,7 +125,7 @@ class KubernetesBackend(RemoteBackend):
         connection = validated(model, settings.connection, "`connection` of sandbox backend `kubernetes`")
         self.client = self.client or AsyncSandboxClient(connection_config=connection)
         try:
-            await self._try_out()
+            await self._try_out(Image())
         except SandboxError as error:
             raise SandboxUnavailable(
                 f"warm pool {settings.warmpool} of namespace {settings.namespace} gives no sandboxes: {error}"

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from envsdk.rewards.sandbox.contract import ExecEnd
@@ -167,6 +168,20 @@ class Process:
     def inside_pid(self) -> int | None:
         """The first process that a launcher has started inside, as this machine calls it."""
         return self._status.child_pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `inside_pid` is stopped, by SIGSTOP."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.inside_pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+
+    def signal_inside(self, which: int) -> None:
+        """Signal `inside_pid` and, once it has one, its process group."""
+        if self.inside_pid is not None:
+            for send in (os.kill, os.killpg):
+                with contextlib.suppress(ProcessLookupError):
+                    send(self.inside_pid, which)
 
     async def inside(self) -> int | None:
         """Wait for `inside_pid`; None: the launcher has ended without one."""

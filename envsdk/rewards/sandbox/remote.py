@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, ClassVar
 
+from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot, check_image
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, check_image
 from envsdk.rewards.sandbox.process import Finished
 from envsdk.rewards.sandbox.settings import RemoteSettings
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file
@@ -107,7 +108,7 @@ class Container(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Delete it with all that was kept of it. Raises OSError or SandboxError."""
+        """Delete it. Raises OSError or SandboxError."""
 
     async def end_all(self) -> bool:
         """Have the waiting process kill all others; False: this kind of container takes no signals."""
@@ -120,14 +121,6 @@ class Container(ABC):
     async def disk_bytes(self) -> int:
         """What its files take beyond its image; 0 where that is not known."""
         return 0
-
-    async def keep(self) -> str:
-        """Keep its files as an image; returns the image's name."""
-        raise SandboxError("this backend has no snapshots: `pack` and `unpack` a sandbox's files")
-
-    async def replaced_by(self, kept: str) -> None:
-        """Go on as a new container of what `keep` returned."""
-        raise NotImplementedError
 
     async def meet(self) -> None:
         """Ask which process inside starts all others. Raises SandboxError: none answers."""
@@ -262,17 +255,6 @@ class RemoteSandbox(ShellSandbox):
         async with packed(repository.parent, ".git", ".git") as archive:
             yield script, archive
 
-    async def snapshot(self) -> Snapshot:
-        await self.end_processes()
-        async with self._in_use(), self.slots:
-            return await self.container.keep()
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, str)
-        async with self._in_use(), self.slots:
-            await self.container.replaced_by(snapshot)
-            self._kills = 0
-
     async def alive(self) -> bool:
         return not self._closed and await self.container.is_running()
 
@@ -314,8 +296,8 @@ class RemoteBackend(ABC):
 
     forbidden_in_binds: ClassVar[str] = ""
     """Characters that no path of `Image.binds` may have."""
-    gives_network: bool = False
-    keeps_processes: ClassVar[bool] = False
+    has: Sequence[str] = ()
+    """As of `check_image`."""
 
     def __init__(self, settings: RemoteSettings) -> None:
         self._starts = asyncio.Semaphore(settings.starts_at_once)
@@ -339,12 +321,7 @@ class RemoteBackend(ABC):
                 self._is_probed = True
 
     async def start(self, image: Image, *, limits: Limits | None = None) -> RemoteSandbox:
-        check_image(
-            image,
-            forbidden=self.forbidden_in_binds,
-            network=self.gives_network,
-            keeps_processes=self.keeps_processes,
-        )
+        check_image(image, *self.has, forbidden=self.forbidden_in_binds)
         await self.probe()
         return await self._start(image, limits or Limits())
 
@@ -359,15 +336,15 @@ class RemoteBackend(ABC):
             await sandbox.prepare()
         except OSError as error:
             raise SandboxError(f"a sandbox could not be started: {error}") from error
-        except (SandboxError, asyncio.CancelledError):
+        except (ConfigurationError, SandboxError, asyncio.CancelledError):
             await sandbox.close()
             raise
         self._keep(sandbox)
         return sandbox
 
-    async def _try_out(self, script: str = "echo probe", answer: str = "probe") -> list[str]:
+    async def _try_out(self, image: Image, script: str = "echo probe", answer: str = "probe") -> list[str]:
         """The lines that a small script prints after its answer. Raises SandboxError: that failed."""
-        sandbox = await self._start(Image(), Limits())
+        sandbox = await self._start(image, Limits())
         said = (await sandbox.exec(script, timeout_s=60, cwd="/")).output
         await sandbox.close()
         first, *lines = said.split("\n")

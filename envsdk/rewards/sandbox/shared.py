@@ -99,7 +99,7 @@ class LazySandbox:
         if self._sandbox is None:
             if self._start is None:
                 raise SandboxError("the episode's sandbox is closed")
-            starting = asyncio.ensure_future(_awaited(self._start()))
+            starting = asyncio.ensure_future(self._start())
             # One that is dropped without `close` leaves nothing either.
             self._let_go = weakref.finalize(self, _abandon, starting, asyncio.get_running_loop())
             self._let_go.atexit = False
@@ -122,10 +122,6 @@ class LazySandbox:
             self._let_go.detach()
         if starting is not None:
             await _close(starting)
-
-
-async def _awaited(starting: Awaitable[Sandbox]) -> Sandbox:
-    return await starting
 
 
 async def _close(starting: asyncio.Task[Sandbox]) -> None:

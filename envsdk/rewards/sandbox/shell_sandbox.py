@@ -28,6 +28,7 @@ from envsdk.rewards.sandbox.contract import (
     Sandbox,
     SandboxError,
     SandboxFileError,
+    Snapshot,
 )
 from envsdk.rewards.sandbox.output import exact
 from envsdk.rewards.sandbox.process import Finished, fed
@@ -159,10 +160,22 @@ class ShellSandbox(ABC):
         limits = replace(self.limits, disk_mb=1 << 40, files=1 << 40)
         await self._own_work(self.unpack_script, stdin=archive, timeout_s=PACK_TIMEOUT_S, limits=limits)
 
+    async def snapshot(self) -> Snapshot:
+        await self.end_processes()
+        return await self.pack()
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        assert isinstance(snapshot, bytes)
+        await self.end_processes()
+        await self.unpack(snapshot)
+
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> Sandbox:
         raise SandboxError(f"sandbox {self.id}: its backend has no forks; snapshot and restore it instead")
 
     async def end_processes(self) -> None:
+        return None
+
+    async def renew(self) -> None:
         return None
 
     async def is_full(self) -> bool:

@@ -22,7 +22,6 @@ from envsdk.rewards.sandbox.contract import (
     SandboxError,
     SandboxFileError,
     SandboxUnavailable,
-    Snapshot,
     check_image,
 )
 from envsdk.rewards.sandbox.process import Finished, Process
@@ -76,18 +75,6 @@ class Unsandboxed(ShellSandbox):
     async def _comparison(self, repository: Path) -> AsyncIterator[tuple[str, bytes]]:
         scratch = tempfile.mkdtemp(dir=self.folder)
         yield scripts.diff_script(str(await asyncio.to_thread(repository.resolve)), scratch), b""
-
-    async def snapshot(self) -> Snapshot:
-        async with self._in_use():
-            kept = self.folder / f"kept-{secrets.token_hex(4)}"
-            await in_thread(shutil.copytree, self.tree, kept, symlinks=True)
-            return kept
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        assert isinstance(snapshot, Path)
-        async with self._in_use():
-            await in_thread(shutil.rmtree, self.tree)
-            await in_thread(shutil.copytree, snapshot, self.tree, symlinks=True)
 
     def _is_gone(self) -> bool:
         return self._closed or not self.tree.is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from pathlib import Path
 
@@ -280,11 +281,14 @@ def test_an_earlier_conversation_is_read_for_the_first_instruction_alone(tmp_pat
         ('{name = "a", url = "u", args = "x"}', "args: must be a list"),
     ],
 )
-def test_an_mcp_server_that_harbor_refuses_is_named(tmp_path: Path, server: str, said: str) -> None:
-    task = read_folder(write_task(tmp_path, {"task.toml": f"[environment]\nmcp_servers = [{server}]"}))
-    found = [line for line in remarks(task, has_network=False) if "mcp_servers" in line]
-    assert [said in line for line in found] == ([True] if said else [])
-    assert refusals(task) == []
+def test_an_mcp_server_that_harbor_refuses_is_refused(tmp_path: Path, server: str, said: str) -> None:
+    folder = write_task(tmp_path, {"task.toml": f"[environment]\nmcp_servers = [{server}]"})
+    if not said:
+        assert refusals(read_folder(folder)) == []
+    else:
+        with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
+            read_folder(folder)
+        assert "environment.mcp_servers[0]" in str(error.value)
 
 
 def test_what_harborignore_names_stays_out_of_the_box_by_gits_patterns(tmp_path: Path) -> None:

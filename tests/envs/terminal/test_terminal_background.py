@@ -100,18 +100,54 @@ async def test_a_process_that_stays_is_never_paid_by_a_separate_verifier(name: s
     await env.close()
 
 
-async def test_what_is_checked_in_place_can_be_paid_by_a_process_and_that_is_said(tmp_path: Path) -> None:
-    """As in Harbor. `keeps_processes: false` holds it."""
+IN_PLACE_DAEMONS = {
+    "writes_rewards": "cd /logs/verifier; echo 1 | tee reward.txt > reward.json",
+    "moves_rewards_in": "echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json",
+    "rewrites_the_tests": "echo 'echo 1 > /logs/verifier/reward.txt' | tee /tests/test.sh /tests/expected",
+    "rewrites_what_is_laid": "for f in /tmp/.envsdk-*; do echo x > $f; done",
+    "writes_where_others_have_their_root": (
+        "for p in /proc/[0-9]*; do echo 1 | tee $p/{root/logs/verifier,cwd}/reward.{txt,json}; done"
+    ),
+    "replaces_the_folders": "mv /logs /l; mv /tests /t; ln -s /l /logs; ln -s /t /tests; mount -B /l /logs",
+    "replaces_the_folder": "rm -rf /logs/verifier; ln -s /tmp /logs/verifier; echo 1 > /tmp/reward.txt",
+}
+"""Until the tests have ended, and beyond."""
+
+
+@pytest.mark.parametrize("name", IN_PLACE_DAEMONS)
+async def test_a_process_that_stays_is_not_paid_by_a_check_in_place(name: str, tmp_path: Path) -> None:
+    """Nor masked. Tests and rewards are in folders that only commands of the check see."""
     files = {
         **IN_PLACE,
-        "tests/test.sh": "sleep 1; echo 0 > /logs/verifier/reward.txt\n",
+        "tests/test.sh": "sleep 1; cat /tests/expected > /logs/verifier/reward.txt\n",
+        "tests/expected": "0\n",
         "solution/solve.sh": None,
     }
-    loop = LOOPS.format("echo 1 > /tmp/r; mv /tmp/r /logs/verifier/reward.json")
-    pays = f"until [ -e /tests/test.sh ]; do sleep 0.05; done; {loop}"
-    daemon = f"setsid nohup bash -c '{pays}' > /dev/null 2>&1 &"
-    for keeps, expected in ((True, 1.0), (False, 0.0)):
-        env = make(write_task(tmp_path, files), keeps_processes=keeps)
-        _, paid, info = await play(env, daemon)
-        assert (paid, info["checked"]) == (expected, "checked in place"), info
-        await env.close()
+    env = make(write_task(tmp_path, files), command_timeout_s=5, max_steps=2)
+    daemon = f"setsid nohup bash -c '{LOOPS.format(IN_PLACE_DAEMONS[name])}' > /dev/null 2>&1 &"
+    _, paid, info = await play(env, daemon)
+    assert (paid, info["checked"]) == (0.0, "checked in place"), info
+    assert not info["artifacts_left_out"], "the tests ran"
+    await env.close()
+
+
+async def test_steps_that_are_checked_in_place_see_nothing_of_each_others_checks(tmp_path: Path) -> None:
+    files: dict[str, str | None] = {
+        "task.toml": '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        "tests/test.sh": "ls -A /tests /logs/verifier >> /app/seen; echo 1 > /logs/verifier/reward.txt\n",
+        "instruction.md": None,
+        "solution/solve.sh": None,
+    }
+    for step in ("one", "two"):
+        files[f"steps/{step}/instruction.md"] = "Wait.\n"
+    env = make(write_task(tmp_path, files))
+    await env.reset(seed=0)
+    done = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo mine > /logs/verifier/mine\n```"
+    await env.step(done)
+    observation, *_ = await env.step("```bash\nls -A /tests /logs/verifier; cat /app/seen\n```")
+    assert (
+        "<output>\n/logs/verifier:\n\n/tests:\n/logs/verifier:\n\n/tests:\ntest.sh\n</output>" in observation
+    )
+    _, paid, terminated, _, info = await env.step(done)
+    assert (paid, terminated) == (1.0, True), info
+    await env.close()

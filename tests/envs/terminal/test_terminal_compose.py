@@ -161,7 +161,12 @@ def test_the_agents_box_may_be_said_as_harbor_says_it_itself(tmp_path: Path) -> 
         ({"a b": {"image": "x"}}, "services.'a b': is no name: "),
         ({"localhost": {"image": "x"}}, "services.'localhost': is no name: "),
         ({"db": {"image": "x", "command": {"a": 1}}}, "services.db.command: {"),
-        ([], "services: cannot be read as services by name ("),
+        (["db"], "services: cannot be read as services by name (services: ['db']: is no mapping"),
+        (
+            {"db": ["image"]},
+            "services: cannot be read as services by name (services.db: ['image']: is no mapping of keys",
+        ),
+        ({"db": {"image": "x", "environment": 3}}, "services.db.environment: 3: is not supported here"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_file_and_key(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,86 @@ async def test_a_box_that_is_ruined_between_two_steps_is_scored_0(tmp_path: Path
     paid, _ = await solve(env, 0)
     await env.close()
     assert paid == 1.0
+
+
+RUNS = """\
+#!/bin/bash
+chmod +x /app/answer
+[ "$(/app/answer < /dev/null)" = yes ]; echo $((1 - $?)) > /logs/verifier/reward.txt
+"""
+"""Runs a program of the policy's."""
+CUTS = {
+    "sleeps": "sleep 1000",
+    "waits_for_its_input_to_grow": "tail -f /dev/null",
+    "stops_itself_and_all_others": "kill -STOP -1",
+    "prints_without_end": "yes",
+    "takes_all_memory": "python3 -c 'x = bytearray(2 << 30)'; kill -9 $PPID",
+    "fills_the_disk": "cat /dev/zero > /app/more; sleep 1000",
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("name", by_day(["sleeps"], CUTS))
+async def test_what_makes_a_verifier_run_into_its_limits_is_scored_0(
+    name: str, where: str, tmp_path: Path
+) -> None:
+    toml = WHERE[where].replace("timeout_sec = 20", "timeout_sec = 5")
+    solution = "printf '#!/bin/sh\\necho yes\\n' > /app/answer"
+    files = {"task.toml": toml, "tests/test.sh": RUNS, "solution/solve.sh": solution}
+    env = make(write_task(tmp_path, files), **SHORT)
+    _, paid, info = await play(env, f"printf '%s\\n' '#!/bin/bash' {shlex.quote(CUTS[name])} > /app/answer")
+    assert (paid, info["success"]) == (0.0, False), info
+    paid, info = await solve(env, 0)
+    assert paid == 1.0, info
+    await env.close()
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_a_verifier_that_is_slow_for_everybody_is_never_scored(where: str, tmp_path: Path) -> None:
+    """The task's own work is checked on the same machine, right then, and has to take half the time."""
+    files = {
+        "task.toml": WHERE[where].replace("timeout_sec = 20", "timeout_sec = 4"),
+        "tests/test.sh": f"[ -e /app/out/mine ] && sleep 5; sleep 2.2\n{TEST}",
+        "solution/solve.sh": "echo yes > /app/answer",
+    }
+    env = make(write_task(tmp_path, files), **SHORT)
+    with pytest.raises(NoReward, match="ended by its timeout"):
+        await play(env, "mkdir /app/out; touch /app/out/mine; echo yes > /app/answer")
+    await env.close()
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_what_is_cut_off_once_and_not_again_is_paid(where: str, tmp_path: Path) -> None:
+    """A machine that was busy for a while is no policy's doing."""
+    toml = WHERE[where].replace("timeout_sec = 20", "timeout_sec = 4")
+    busy = f'[ "$(date +%s)" -lt {time.time() + 3:.0f} ] && sleep 10'
+    files = {"tests/test.sh": f"{busy}\n{TEST}", "solution/solve.sh": "echo yes > /app/answer"}
+    env = make(write_task(tmp_path, {"task.toml": toml, **files}), **SHORT)
+    _, paid, info = await play(env, "echo yes > /app/answer")
+    assert paid == 1.0, info
+    await env.close()
+
+
+@pytest.mark.parametrize("action_format", ["bash", "keys"])
+async def test_an_episode_ends_with_its_box(action_format: str, tmp_path: Path) -> None:
+    """Where no shell can be started any more, all other replies would be for nothing."""
+    for number, where in enumerate(WHERE.values()):
+        files = {"task.toml": where, "tests/test.sh": TEST}
+        env = make(write_task(tmp_path / f"{number}", files), action_format=action_format)
+        await env.reset(seed=0)
+        ruin = RUINS["no_bash"]
+        if action_format == "bash":
+            replies = [f"```bash\n{command}\n```" for command in (ruin, "ls", "ls")]
+        else:
+            keys = [f"{ruin}\n", "exit\n", "ls\n", "ls\n"]
+            replies = [json.dumps({"commands": [{"keystrokes": each, "duration": 9}]}) for each in keys]
+        for reply in replies:
+            _, paid, terminated, truncated, info = await env.step(reply)
+            if terminated:
+                break
+        assert (paid, terminated, truncated, info["success"]) == (0.0, True, False, False), info
+        assert info["metrics"]["submitted"] == 0
+        await env.close()
 
 
 @pytest.fixture(scope="module")

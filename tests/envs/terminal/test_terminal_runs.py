@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,39 @@ def test_each_task_that_fails_is_named_with_why_and_none_of_them_is_scored(
     assert sorted(each.task_name for each in stored) == [
         *("good", "lacks/one", "lacks/other", "pays/nobody", "says/nothing"),
     ]
+
+
+@pytest.mark.system
+def test_sigterm_ends_a_run_with_its_sandboxes(tmp_path: Path) -> None:
+    """As a job scheduler does, also where a script has started it in its background, deaf to Ctrl-C."""
+    folder, state = write_task(tmp_path / "task", {"solution/solve.sh": "sleep 500"}), tmp_path / "state"
+    settings = json.dumps({"images": {"*": "host"}, "state_dir": str(state)})
+    arguments = (f"data={folder}", f"backend_settings={settings}", "validate=false", "command_timeout_s=600")
+    argv = [sys.executable, "-m", "envsdk.collect", "Terminal", *arguments, "--out", str(tmp_path / "out")]
+    argv += ["--policy", "oracle", "-n", "1"]
+    running = subprocess.Popen(
+        argv,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        while not (runs := [*state.glob("*/*/fstab")]) and running.poll() is None:
+            time.sleep(0.05)
+        running.terminate()
+        _, said = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert (running.returncode, bool(runs)) == (143, True), said
+    assert "interrupted: the same command continues" in said
+    assert {each.name for each in state.iterdir()} <= {"images"}
+
+
+def test_a_folder_that_cannot_be_played_ends_a_run_before_it_plays(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks/one", {"task.toml": 'schema_version = "9.9"'})
+    for name, more in (("evaluate", ()), ("collect", ("--out", str(tmp_path / "out")))):
+        argv = ["envsdk", name, "Terminal", f"data={tmp_path / 'tasks'}", "--policy", "oracle", *more]
+        done = subprocess.run([sys.executable, "-m", *argv], capture_output=True, text=True, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert done.stderr.count("schema_version") == 1
+        assert "1 of 1 tasks cannot be played here" in done.stderr

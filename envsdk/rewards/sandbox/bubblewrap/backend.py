@@ -34,7 +34,14 @@ from envsdk.rewards.sandbox.bubblewrap.roots import (
 )
 from envsdk.rewards.sandbox.bubblewrap.sandbox import BubblewrapSandbox, Surroundings
 from envsdk.rewards.sandbox.bubblewrap.seccomp import filter_program
-from envsdk.rewards.sandbox.bubblewrap.state import STAGE, OverlayState, Owner, SharedLayers, owned_copy
+from envsdk.rewards.sandbox.bubblewrap.state import (
+    RENEWED,
+    STAGE,
+    OverlayState,
+    Owner,
+    SharedLayers,
+    owned_copy,
+)
 from envsdk.rewards.sandbox.bubblewrap.system import Interpreter, interpreter, make_etc, this_system
 from envsdk.rewards.sandbox.bubblewrap.watch import Watch
 from envsdk.rewards.sandbox.contract import (
@@ -170,61 +177,39 @@ class BubblewrapBackend:
         python = await asyncio.to_thread(interpreter, self._python(image))
         source = (image.tree or prepared.held.folder / NO_TREE).resolve()
         layers = image.root.layers if image.root is not None else ()
-        prepared.layers.hold(layers)
-        try:
-            tree = await prepared.trees.borrow(source)
-        except BaseException:
-            prepared.layers.release(layers)
-            raise
-
-        async def give_back() -> None:
-            prepared.layers.release(layers)
-            await prepared.trees.give_back(source)
-
-        try:
-            sandbox = await self._on(prepared, image, limits, tree, python, give_back)
-        except BaseException:
-            await give_back()
-            raise
-        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
-        return sandbox
-
-    async def _on(
-        self,
-        prepared: Surroundings,
-        image: Image,
-        limits: Limits,
-        tree: Path,
-        python: Interpreter,
-        give_back: Callable[[], Awaitable[None]],
-    ) -> BubblewrapSandbox:
-        """A sandbox of `image` on the borrowed `tree`."""
-        name = secrets.token_hex(6)
         binds = {} if image.root is not None else {str(folder): folder for folder in python.outside_usr}
         if image.network:
             binds[RESOLVER] = Path(RESOLVER)
+        name = secrets.token_hex(6)
         folder = prepared.held.folder / name
-        try:
-            state = await in_thread(self._make, prepared, folder, tree, image, binds)
-        except BaseException:
-            await in_thread(leases.delete, folder)
-            raise
-        return BubblewrapSandbox(
-            id=name,
-            image=image,
-            limits=limits,
-            slots=prepared.slots,
-            folder=folder,
-            tree=tree,
-            state=state,
-            binds=binds,
-            env={**(_environment(python) if image.root is None else BASE_ENV), **image.env},
-            shared=prepared,
-            cgroup=_cgroup(prepared, name, limits),
-            give_back=give_back,
-            own_root=own_mounts(image, image.root, binds) if image.root is not None else (),
-            another=partial(self._start, prepared),
-        )
+        async with contextlib.AsyncExitStack() as lent:
+            prepared.layers.hold(layers)
+            lent.callback(prepared.layers.release, layers)
+            tree = await prepared.trees.borrow(source)
+            lent.push_async_callback(prepared.trees.give_back, source)
+            try:
+                state = await in_thread(self._make, prepared, folder, tree, image, binds)
+            except BaseException:
+                await in_thread(leases.delete, folder)
+                raise
+            sandbox = BubblewrapSandbox(
+                id=name,
+                image=image,
+                limits=limits,
+                slots=prepared.slots,
+                folder=folder,
+                tree=tree,
+                state=state,
+                binds=binds,
+                env={**(_environment(python) if image.root is None else BASE_ENV), **image.env},
+                shared=prepared,
+                cgroup=_cgroup(prepared, name, limits),
+                give_back=lent.pop_all().aclose,
+                own_root=own_mounts(image, image.root, binds) if image.root is not None else (),
+                another=partial(self._start, prepared),
+            )
+        self._sandboxes = [*(other for other in self._sandboxes if not other.is_closed), sandbox]
+        return sandbox
 
     def _make(
         self, prepared: Surroundings, folder: Path, tree: Path, image: Image, binds: dict[str, Path]
@@ -241,7 +226,7 @@ class BubblewrapBackend:
             parts = lower_parts(prepared.layers, image.root)
             parts |= {"tree": [tree]} if image.tree is not None else {}
         stage = folder / "stage"
-        for name in ("", "base", "etc", "proc", "run", "shm", *parts):
+        for name in ("", "base", "etc", "proc", "run", "shm", RENEWED, *parts):
             (stage / name).mkdir(mode=0o755)
         for number, source in enumerate(binds.values()):
             point = stage / f"b{number}"
@@ -265,7 +250,7 @@ class BubblewrapBackend:
             )
         if image.tree is not None and not image.tree.is_dir():
             raise ConfigurationError(f"the image's tree {image.tree} is no folder")
-        check_image(image, network=self.settings.network, own_root=True, keeps_processes=True)
+        check_image(image, "root", "keeps_processes", *(["network"] if self.settings.network else []))
         for path in image.binds if image.keeps_processes else ():
             if PurePosixPath(path).is_relative_to(RUN):
                 raise ConfigurationError(f"the image binds {path}: its processes write in {RUN}")

@@ -47,11 +47,11 @@ _COPY_IN, _COPY_OUT = scripts.script("copy_in"), scripts.script("copy_out")
 
 async def build_on_layers(backend: BubblewrapBackend, build: Build) -> Image:
     """As `images.build_image`."""
-    text = await in_thread(build.dockerfile.read_text, encoding="utf-8", errors="surrogateescape")
+    text = await in_thread(build.file.read_text, encoding="utf-8", errors="surrogateescape")
     stages = read_dockerfile(
-        text, file=str(build.dockerfile), args=build.args, base_env=backend.base_env, target=build.target
+        text, file=str(build.file), args=build.args, base_env=backend.base_env, target=build.target
     )
-    context = await in_thread(Context.open, build.context, build.dockerfile)
+    context = await in_thread(Context.open, build.context, build.file)
     return await _Builder(backend, build, context, stages).stage(len(stages) - 1)
 
 
@@ -192,14 +192,14 @@ class _Builder:
 
     def _check(self, result: ExecResult, line: int, instruction: str, *, advice: str = "") -> None:
         if result.reason is ExecEnd.INFRASTRUCTURE:
-            raise SandboxError(f"{self.build.dockerfile}:{line}: {instruction}: {result.output}")
+            raise SandboxError(f"{self.build.file}:{line}: {instruction}: {result.output}")
         if not result.ok:
             how = f"code {result.returncode}" if result.reason is ExecEnd.EXIT else f"`{result.reason}`"
             said = result.output.strip()[-2000:]
             raise self._error(line, f"{instruction} ended with {how}{': ' if said else ''}{said}{advice}")
 
     def _error(self, line: int, message: str) -> ConfigurationError:
-        return ConfigurationError(f"{self.build.dockerfile}:{line}: {message}")
+        return ConfigurationError(f"{self.build.file}:{line}: {message}")
 
 
 def _root(image: Image) -> Root:

@@ -61,12 +61,12 @@ class Kept:
     def beside(self, command: Process) -> Iterator[None]:
         """A command runs."""
         assert self.watched.beside is not None
-        self.watched.beside.add(command.pid)
+        self.watched.beside.add(command)
         self.watched.next_look = 0.0
         try:
             yield
         finally:
-            self.watched.beside.discard(command.pid)
+            self.watched.beside.discard(command)
 
     async def end(self) -> None:
         """Nothing runs afterwards."""

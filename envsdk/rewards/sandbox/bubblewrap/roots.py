@@ -156,7 +156,7 @@ def own_mounts(image: Image, root: Root, binds: Mapping[str, Path]) -> list[tupl
     parts = {"root": "/"} | {part_of(number): place for number, place in enumerate(root.places)}
     if image.tree is not None:
         parts["tree"] = image.workdir
-    return root_mounts(parts, inner_places(binds))
+    return root_mounts(parts, [*inner_places(binds), *(f"{place}/inside" for place in image.renewed)])
 
 
 def inner_places(binds: Mapping[str, Path]) -> list[str]:

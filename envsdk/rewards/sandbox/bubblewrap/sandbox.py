@@ -100,6 +100,8 @@ class BubblewrapSandbox(ShellSandbox):
     """Layers of the sandbox that it is a fork of."""
     own_root: Sequence[tuple[str, str]] = ()
     """What is bound of the writable parts, where the image has a root."""
+    _renewed: Sequence[tuple[str, str]] = ()
+    """Bound over `own_root`, for commands since `renew`."""
     _usage: Usage = field(default_factory=lambda: Usage(0, 0))
     _mounted: tuple[str, ...] = ()
     _running: set[Process] = field(default_factory=set)
@@ -118,7 +120,7 @@ class BubblewrapSandbox(ShellSandbox):
         assert isinstance(snapshot, LayerSnapshot)
         async with self._at_rest():
             left = await in_thread(self.state.restore, snapshot)
-            self._usage = snapshot.usage
+            self._usage, self._renewed = snapshot.usage, ()
             # Not waited for: it takes longer than all else.
             asyncio.get_running_loop().run_in_executor(None, leases.delete, left)
 
@@ -137,6 +139,10 @@ class BubblewrapSandbox(ShellSandbox):
     async def end_processes(self) -> None:
         async with self._at_rest():
             pass
+
+    async def renew(self) -> None:
+        async with self._in_use():
+            self._renewed = await in_thread(self.state.renew, self.image.renewed if self.own_root else ())
 
     @contextlib.asynccontextmanager
     async def _at_rest(self) -> AsyncIterator[None]:
@@ -295,7 +301,7 @@ class BubblewrapSandbox(ShellSandbox):
                 ],
                 shows_repository=work.compares,
                 limits=work.limits,
-                own_root=self.own_root,
+                own_root=[*self.own_root, *self._renewed],
                 user=user,
                 network=self.image.network,
                 joins=kept is not None,

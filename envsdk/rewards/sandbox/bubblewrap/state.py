@@ -1,6 +1,7 @@
 """What one episode has written, on disk.
 
     <folder>/stage/...      mount points; bound at STAGE in a command's namespace
+    <folder>/stage/renewed/1-0      the first of `Image.renewed` since `renew` was called once
     <folder>/layers/0/{tree,tmp}    what was written until the first snapshot; a folder for each part
     <folder>/layers/1/{tree,tmp}    ... until the second; the last layer takes the writes
     <folder>/layers/*/{tree,tmp}-work   overlayfs's own
@@ -30,6 +31,8 @@ from envsdk.rewards.sandbox.bubblewrap import leases
 STAGE = "/mnt"
 """Where the stage is bound, in the launcher's namespace: every Linux has it, and every user may pass it."""
 
+RENEWED = "renewed"
+"""Folder of the stage with a sandbox's `Image.renewed`."""
 MAX_DEPTH = 256
 """Folders nested deeper count as more files than any limit: a path to them is too long to look at."""
 
@@ -150,7 +153,17 @@ class OverlayState:
         return f"overlay {STAGE}/{part} overlay {_escaped_field(','.join(options))} 0 0"
 
     def usage(self) -> Usage:
-        return measure([Path(self._layer(name, part)) for name in self.layers for part in self.parts])
+        layers = [Path(self._layer(name, part)) for name in self.layers for part in self.parts]
+        return measure([self.folder / "stage" / RENEWED, *layers])
+
+    def renew(self, places: Sequence[str]) -> list[tuple[str, str]]:
+        """New folders for these places: (path below STAGE, path inside)."""
+        number = next(self._names)
+        mounts = [(f"{RENEWED}/{number}-{index}", place) for index, place in enumerate(places)]
+        for source, _ in mounts:
+            (self.folder / "stage" / source).mkdir(mode=0o755)
+            self.owner.give(self.folder / "stage" / source)
+        return mounts
 
     def move_to(self, folder: Path) -> None:
         """Give away the parts of the last layer that hold anything. The sandbox cannot be used afterwards."""

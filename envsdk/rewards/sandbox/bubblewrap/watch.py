@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,12 +41,14 @@ class Watched:
     cgroup: Cgroup | None
     kills_before: int = 0
     next_look: float = 0.0
-    beside: set[int] | None = None
-    """Launchers of the commands that join its processes; None: none can."""
+    beside: set[Process] | None = None
+    """Commands that join its processes; None: none can."""
+    stopped: frozenset[Process] = frozenset()
+    """Those that were found stopped, and told to go on, by the last look."""
 
     @property
     def pids(self) -> set[int]:
-        return {self.process.pid, *(self.beside or ())}
+        return {self.process.pid, *(command.pid for command in self.beside or ())}
 
     @property
     def rests(self) -> bool:
@@ -94,12 +97,21 @@ def _over_limits(running: Sequence[Watched]) -> list[tuple[Watched, ExecEnd]]:
     uncounted = {pid for watched in running if watched.cgroup is None for pid in watched.pids}
     memory = memory_by_ancestor(uncounted) if uncounted else {}
     for watched in running:
+        _end_stopped(watched)
         held = sum(memory.get(pid, 0) for pid in watched.pids)
         if watched.kills() or held > watched.limits.memory_mb << 20:
             found.append((watched, ExecEnd.OUT_OF_MEMORY))
         elif time.monotonic() >= watched.next_look and _is_over_disk(watched):
             found.append((watched, ExecEnd.DISK_LIMIT))
     return found
+
+
+def _end_stopped(watched: Watched) -> None:
+    """Let commands go on that something inside has stopped, and end those that it stops again."""
+    stopped = frozenset(command for command in list(watched.beside or ()) if command.is_stopped)
+    for command in stopped:
+        command.signal_inside(signal.SIGKILL if command in watched.stopped else signal.SIGCONT)
+    watched.stopped = stopped
 
 
 def _is_over_disk(watched: Watched) -> bool:

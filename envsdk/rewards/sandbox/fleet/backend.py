@@ -29,7 +29,7 @@ from envsdk.rewards.sandbox.contract import (
 )
 from envsdk.rewards.sandbox.fleet import parts
 from envsdk.rewards.sandbox.fleet.core import FleetCore
-from envsdk.rewards.sandbox.settings import FleetSettings, HostSettings
+from envsdk.rewards.sandbox.settings import FleetSettings
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ class FleetBackend:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = validated(FleetSettings, settings, "settings of sandbox backend `fleet`")
         self._hosts = self.settings.named_hosts()
-        self._backends = {name: self._open(host) for name, host in self._hosts.items()}
+        self._backends = {
+            name: open_backend(host.backend, host.settings) for name, host in self._hosts.items()
+        }
         self._numbers = itertools.count()
         self._begin()
 
@@ -246,12 +248,6 @@ class FleetBackend:
             log.debug("host %s does not answer: %s", host, describe_error(error))
         finally:
             del self._looks[host]
-
-    def _open(self, host: HostSettings) -> SandboxBackend:
-        shared = self.settings.commands_at_once
-        return open_backend(
-            host.backend, {**({"commands_at_once": shared} if shared else {}), **host.settings}
-        )
 
     async def _let_go(self, host: str, backend: SandboxBackend) -> None:
         try:

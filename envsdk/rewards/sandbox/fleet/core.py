@@ -5,14 +5,14 @@
     sandbox: starting --started--> warm --> leased --given back--> ending --ended--> gone
                 |  failed: gone      | old, not needed  `-- lost --^  ^
                 `-- takes too long --+--------------------------------'
-    host:    open --failures in a row, or silence--> quarantined --back-off over--> on trial --starts--> open
-                `-- drained: no more starts --> released   ^------ fails: twice as long ------'
+    host:    open --failures in a row, or silence--> quarantined --back-off over--> doubted --starts--> open
+                `-- drained: no more starts --> released   ^----- fails: twice as long ------'
 
 A start belongs to a kind of sandbox, not to the request that caused it. The first that is up goes to the
 request that has waited longest; one that fails, or takes too long, is made up for on another host.
 
-The warm pool holds as many sandboxes of a kind as requests come while one starts. A host on trial starts one
-more than is needed, so that no request depends on it.
+The warm pool holds as many sandboxes of a kind as requests come while one starts. A doubted host starts one
+at a time, where no other has room.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FleetCore:
         one = self._get(sandbox, SandboxState.STARTING)
         if one is None:
             return []
-        news: list[Command] = [one.host.passed_trial(self._config)] if one.host.trial == sandbox else []
+        news: list[Command] = list(one.host.started())
         self._state.started(one)
         one.host.heard_at_s = self._state.now_s
         return news + self._settled()
@@ -97,7 +97,6 @@ class FleetCore:
         one = self._get(sandbox, SandboxState.STARTING)
         if one is not None:
             one.host.problem, one.host.full_until_s = why, self._state.now_s + parts.FULL_S
-            one.host.trial = None if one.host.trial == sandbox else one.host.trial
         return self.ended(sandbox)
 
     def unfit(self, sandbox: int, why: str) -> list[Command]:
@@ -105,8 +104,6 @@ class FleetCore:
         one = self._get(sandbox, SandboxState.STARTING)
         if one is not None:
             one.kind.unfit[one.host.name] = why
-            if one.host.trial == sandbox:
-                one.host.trial = None
         return self.ended(sandbox)
 
     def ended(self, sandbox: int) -> list[Command]:
@@ -204,8 +201,6 @@ def settle(state: FleetState) -> Iterator[Command]:
         yield from _refuse_unfit(state, kind)
     asked = sorted((kind for kind in state.kinds.values() if kind.waiting), key=_oldest)
     for kind in asked:
-        yield from _try_out(state, kind)
-    for kind in asked:
         yield from _fill(state, kind, len(kind.waiting) - kind.num_starting)
         yield from _make_room(state, kind)
     for key, target in state.warm_targets().items():
@@ -252,15 +247,6 @@ def _refuse_unfit(state: FleetState, kind: Kind) -> Iterator[Command]:
         kind.unfit.clear()
 
 
-def _try_out(state: FleetState, kind: Kind) -> Iterator[Command]:
-    """Start one more than is needed on each host whose quarantine is over."""
-    for host in state.hosts.values():
-        if len(state.starting) >= state.config.starts_at_once:
-            return
-        if host.awaits_trial(state.now_s) and host.has_room(state.now_s) and host.name not in kind.unfit:
-            yield state.start(host, kind, is_trial=True)
-
-
 def _fill(state: FleetState, kind: Kind, missing: int) -> Iterator[Command]:
     """Start so many sandboxes, as far as there is room."""
     for _ in range(missing):
@@ -271,12 +257,14 @@ def _fill(state: FleetState, kind: Kind, missing: int) -> Iterator[Command]:
 
 
 def _hosts_for(state: FleetState, kind: Kind) -> list[Host]:
-    return [host for host in state.hosts.values() if host.is_open and host.name not in kind.unfit]
+    return [
+        each for each in state.hosts.values() if each.is_open(state.now_s) and each.name not in kind.unfit
+    ]
 
 
 def _order(state: FleetState, host: Host) -> tuple[bool, int]:
-    """Lower is preferred: hosts that did not fail just now, then those with more free places."""
-    has_failed = state.now_s - host.failed_at_s < state.config.first_backoff_s
+    """Lower is preferred: hosts that are not doubted and did not fail just now, then more free places."""
+    has_failed = host.is_doubted or state.now_s - host.failed_at_s < state.config.first_backoff_s
     return has_failed, host.num_held - host.config.places
 
 
@@ -350,14 +338,12 @@ class FleetState:
             if not kind.waiting and not kind.num_sandboxes and kind.asked_at_s < old_s:
                 del self.kinds[key]
 
-    def start(self, host: Host, kind: Kind, *, is_trial: bool = False) -> parts.Start:
+    def start(self, host: Host, kind: Kind) -> parts.Start:
         one = self.add(host, kind, SandboxState.STARTING)
-        one.is_trial, one.is_start = is_trial, True
+        one.is_start = True
         self.starting[one.number] = one
         host.num_starting += 1
-        kind.num_starting += not is_trial
-        if is_trial:
-            host.trial = one.number
+        kind.num_starting += 1
         return parts.Start(one.number, host.name, kind.key)
 
     def add(self, host: Host, kind: Kind, state: SandboxState) -> Sandbox:
@@ -405,7 +391,7 @@ class FleetState:
 
     def _leave_start(self, one: Sandbox) -> None:
         del self.starting[one.number]
-        one.kind.num_starting -= not one.is_trial
+        one.kind.num_starting -= 1
 
     def _become(self, one: Sandbox, state: SandboxState) -> None:
         one.state, one.since_s = state, self.now_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -111,54 +111,52 @@ class Host:
     """Its last one."""
     heard_at_s: float = 0.0
     quarantined_until_s: float | None = None
+    """Set until a sandbox starts: afterwards it is doubted."""
     num_quarantines: int = 0
     """In a row."""
-    trial: int | None = None
-    """The sandbox that is to show, after a quarantine, that it works."""
 
     @property
     def name(self) -> str:
         return self.config.name
 
     def has_room(self, now_s: float) -> bool:
-        is_below = self.num_held < self.config.places and self.num_starting < self.config.starts_at_once
+        at_once = 1 if self.is_doubted else self.config.starts_at_once
+        is_below = self.num_held < self.config.places and self.num_starting < at_once
         return is_below and now_s >= self.full_until_s
 
     @property
-    def is_open(self) -> bool:
-        return not self.is_draining and self.quarantined_until_s is None
+    def is_doubted(self) -> bool:
+        """It was quarantined, and no sandbox has started on it since."""
+        return self.quarantined_until_s is not None
 
-    def awaits_trial(self, now_s: float) -> bool:
-        """Its quarantine is over, and no sandbox is starting to end it."""
-        over = self.quarantined_until_s is not None and self.quarantined_until_s <= now_s
-        return over and self.trial is None and not self.is_draining
+    def is_open(self, now_s: float) -> bool:
+        return not self.is_draining and now_s >= (self.quarantined_until_s or 0.0)
 
     def worked(self, sandbox: int, now_s: float) -> None:
         self.heard_at_s = now_s
-        if sandbox > self.last_failed and self.quarantined_until_s is None:
+        if sandbox > self.last_failed and not self.is_doubted:
             self.failures = self.num_quarantines = 0
 
-    def passed_trial(self, config: FleetLimits) -> News:
-        """It is open again; until something works there, one failure closes it."""
-        self.trial = self.quarantined_until_s = None
-        self.failures = config.max_failures - 1
-        return News(f"sandbox host {self.name} starts sandboxes again")
+    def started(self) -> Iterator[News]:
+        """A sandbox has started; until something works there, one failure closes a host that was doubted."""
+        if self.is_doubted:
+            self.quarantined_until_s = None
+            yield News(f"sandbox host {self.name} starts sandboxes again")
 
     def failed(self, sandbox: int, why: str, now_s: float, config: FleetLimits) -> list[News]:
         """Something went wrong there."""
         self.failures += 1
         self.last_failed = max(self.last_failed, sandbox)
         self.failed_at_s, self.problem = now_s, why
-        is_enough = self.quarantined_until_s is None and self.failures >= config.max_failures
-        return [self.quarantine(now_s, config)] if is_enough or self.trial == sandbox else []
+        is_enough = now_s >= (self.quarantined_until_s or 0.0) and self.failures >= config.max_failures
+        return [self.quarantine(now_s, config)] if is_enough else []
 
     def quarantine(self, now_s: float, config: FleetLimits) -> News:
         """Until its back-off is over, which doubles with each quarantine in a row."""
         doubled = config.first_backoff_s * 2.0 ** min(self.num_quarantines, _MAX_DOUBLINGS)
         backoff_s = min(doubled, config.max_backoff_s)
         self.num_quarantines += 1
-        self.quarantined_until_s = now_s + backoff_s
-        self.trial = None
+        self.quarantined_until_s, self.failures = now_s + backoff_s, config.max_failures - 1
         return News(f"sandbox host {self.name} is left out for {backoff_s:g} s: {self.problem}")
 
 
@@ -173,7 +171,6 @@ class Kind:
     """Whether a user was told that they wait; until all are answered."""
     warm: deque[Sandbox] = field(default_factory=deque)
     num_starting: int = 0
-    """Without trials, which may well fail."""
     num_sandboxes: int = 0
     unfit: dict[str, str] = field(default_factory=dict)
     """Hosts that cannot start it, and why."""
@@ -205,6 +202,5 @@ class Sandbox:
     state: SandboxState
     since_s: float
     """When it came into its state."""
-    is_trial: bool = False
     is_start: bool = False
     """Its host may still be busy with its start."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from envsdk.base.settings.extras import require
 from envsdk.contracts.failures import ConfigurationError
@@ -20,7 +20,8 @@ class Build:
     """What to build."""
 
     context: Path
-    dockerfile: Path
+    dockerfile: str = "Dockerfile"
+    """Path, from `context`."""
     target: str | None = None
     """Stage; None is the last."""
     args: Mapping[str, str] = field(default_factory=dict)
@@ -28,6 +29,10 @@ class Build:
     """Time for one instruction; for all of them where a container program builds."""
     limits: Limits = BUILD_LIMITS
     """Limits of one instruction, in bubblewrap."""
+
+    @property
+    def file(self) -> Path:
+        return self.context / self.dockerfile
 
 
 @runtime_checkable
@@ -43,37 +48,21 @@ class BuildsImages(Protocol):
         ...
 
 
-async def build_image(
-    backend: SandboxBackend,
-    context: Path,
-    *,
-    dockerfile: str = "Dockerfile",
-    target: str | None = None,
-    args: Mapping[str, str] | None = None,
-    timeout_s: float = 600.0,
-    limits: Limits = BUILD_LIMITS,
-) -> Image:
+async def build_image(backend: SandboxBackend, context: Path, **how: Any) -> Image:
     """The image of a Dockerfile: built once for its content, and kept for later programs.
 
     What the image starts with is in its `workdir` and `env`. Nothing is run of CMD and ENTRYPOINT.
 
     Args:
-        dockerfile: Path, from `context`.
-        target: Stage to build; None is the last.
-        args: Build arguments.
-        timeout_s: For one instruction; for all of them where a container program builds.
-        limits: Of one instruction, in bubblewrap.
+        how: Other fields of `Build`.
 
     Raises ConfigurationError: the Dockerfile asks for what the backend has not, or an instruction failed;
     with file and line.
     Raises SandboxError: the machine's fault.
     """
-    file = context / dockerfile
-    if not file.is_file():
-        raise ConfigurationError(f"there is no Dockerfile {file}")
-    build = Build(
-        context=context, dockerfile=file, target=target, args=args or {}, timeout_s=timeout_s, limits=limits
-    )
+    build = Build(context=context, **how)
+    if not build.file.is_file():
+        raise ConfigurationError(f"there is no Dockerfile {build.file}")
     require("a build", "e2b_dockerfile_utils")
     return await _builder(backend).build(build)
 

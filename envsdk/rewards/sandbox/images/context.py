@@ -142,9 +142,9 @@ def digest_of(entries: Iterable[Entry]) -> str:
 
 def digest_of_build(build: Build) -> str:
     """Digest of all that the image may depend on."""
-    context = Context.open(build.context, build.dockerfile)
+    context = Context.open(build.context, build.file)
     everything = context.entries(Copy(line=0, sources=(".",), files={}, target="/"))
-    given = (build.dockerfile.read_bytes(), build.target, sorted(build.args.items()), digest_of(everything))
+    given = (build.file.read_bytes(), build.target, sorted(build.args.items()), digest_of(everything))
     return hashlib.sha256(repr(given).encode("utf-8", "surrogateescape")).hexdigest()
 
 

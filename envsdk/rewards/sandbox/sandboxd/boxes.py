@@ -142,22 +142,15 @@ class Boxes:
         if source is None and template not in self.settings.templates:
             known = ", ".join(sorted(self.settings.templates))
             raise Refused(404, f"template {template} not found: this server has {known}")
-        limits = self._limits(metadata) if source is None else source.limits
-        image = (
-            self.folders.shown(
-                token,
-                self.settings.templates[template].image(metadata.get(WORKDIR_KEY)),
-                metadata.get(FOLDERS_KEY),
-            )
-            if source is None
-            else source.image
-        )
+        if source is None:
+            image = self.settings.templates[template].image(metadata.get(WORKDIR_KEY))
+            image = self.folders.shown(token, image, metadata.get(FOLDERS_KEY))
         box = Box(
             id=secrets.token_hex(10),
             owner=token,
             template=template,
-            image=image,
-            limits=limits,
+            image=image if source is None else source.image,
+            limits=self._limits(metadata) if source is None else source.limits,
             metadata=metadata,
             env={**(source.env if source else {}), **env},
             idempotency_key=idempotency_key,

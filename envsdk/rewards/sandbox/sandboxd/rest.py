@@ -60,13 +60,10 @@ class Rest:
         one = "/sandboxes/{id}"
         self._routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v2/sandboxes", self._create),
-            ("POST", "/sandboxes", self._create),
             ("GET", "/v2/sandboxes", self._list),
             ("GET", one, self._get),
             ("DELETE", one, self._kill),
             ("POST", f"/v2{one}/connect", self._connect),
-            ("POST", f"{one}/connect", self._connect),
-            ("POST", f"{one}/resume", self._connect),
             ("POST", f"{one}/timeout", self._set_timeout),
             ("POST", f"{one}/pause", self._pause),
             ("POST", f"{one}/fork", self._fork),

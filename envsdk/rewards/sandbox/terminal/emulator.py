@@ -40,7 +40,7 @@ _NOT_TEXT = re.compile("[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 class Emulator:
     """A terminal's screen.
 
-    new -> feed(bytes), resize(...) ... -> text, cursor, title
+    new -> feed(bytes) ... -> text
     """
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -63,9 +63,7 @@ class Emulator:
                 position += 1
                 continue
             position = token.end()
-            if token["kind"] == "]" and token["string"][:2] in ("0;", "2;"):
-                self._screen.title = token["string"][2:].strip()
-            elif known := _NOT_TEXT.sub("", token["text"] or "") or token["known"]:
+            if known := _NOT_TEXT.sub("", token["text"] or "") or token["known"]:
                 self._stream.feed(known)
         answers, self._screen.answers = self._screen.answers, ""
         return answers.encode()
@@ -74,15 +72,6 @@ class Emulator:
     def text(self) -> str:
         """The lines, without the spaces at their ends."""
         return "\n".join(self._screen.rendered())
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """Row and column, from 0."""
-        return self._screen.cursor.y, min(self._screen.cursor.x, self._screen.columns - 1)
-
-    @property
-    def title(self) -> str:
-        return self._screen.title
 
     @property
     def wants_application_keys(self) -> bool:

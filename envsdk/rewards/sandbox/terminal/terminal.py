@@ -13,11 +13,10 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import struct
 import termios
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_KEYS_BYTES = 64 << 10
 """Limit of one `send`."""
-MAX_SIZE = 500
-"""Rows and columns."""
 MAX_PENDING_BYTES = 64 << 10
 """What is kept of output that has not been shown."""
 _SHOWN_BYTES = 16 << 10
@@ -43,6 +40,7 @@ _LOOK_S = 0.02
 _READ_BYTES = 512 << 10
 """What is read within `_LOOK_S`."""
 _TIOCGSID = 0x5429
+_LIFE_S = 24 * 3600.0
 _SHARE_OF_TIME = 0.2
 """What showing output may take of the time while nobody asks for a screen."""
 _ENV = {"TERM": "xterm-256color", "NCURSES_NO_UTF8_ACS": "1"}
@@ -54,9 +52,6 @@ class Screen:
 
     text: str
     """As many lines as the terminal has rows, without spaces at their ends."""
-    cursor: tuple[int, int]
-    """Row and column, from 0."""
-    title: str
     ended: bool
     """Whether the shell has exited: keys have no effect."""
 
@@ -66,37 +61,28 @@ async def open_terminal(
     *,
     rows: int = 24,
     cols: int = 80,
-    command: Sequence[str] = ("bash", "-i"),
     user: str | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout_s: float = 24 * 3600.0,
     start_timeout_s: float = 20.0,
 ) -> Terminal:
-    """A terminal with `command` on it. All else asked of the sandbox waits until `close`.
+    """A terminal with a shell on it. All else asked of the sandbox waits until `close`.
 
     Args:
         user: As in `Sandbox.exec`.
-        env: Added to the image's.
-        timeout_s: After this many seconds all of its processes are killed.
         start_timeout_s: How long to wait for the first prompt: of a shell that edits lines, in bubblewrap.
 
-    Raises ConfigurationError: the sandbox's backend has no terminals. Raises ValueError: the size is none.
+    Raises ConfigurationError: the sandbox's backend has no terminals.
     """
     require("a terminal", "pyte")
     from envsdk.rewards.sandbox.terminal.emulator import Emulator
 
-    if not (1 <= rows <= MAX_SIZE and 2 <= cols <= MAX_SIZE):
-        raise ValueError(f"a terminal of {rows} rows and {cols} columns: at most {MAX_SIZE} of each")
     outside, inside = os.openpty()
     terminal = Terminal(Emulator(rows, cols), outside, inside)
     try:
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("4H", rows, cols, 0, 0))
-        shell = shlex.join(command)
         # Some backends make the terminal the command's own already.
-        script = f"exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ {shell}"
-        variables = {**_ENV, **(env or {})}
+        script = "exec >&0 2>&0; (: < /dev/tty) 2> /dev/null || set setsid --ctty --wait; exec $@ bash -i"
         await terminal.run(
-            sandbox.exec(script, timeout_s=timeout_s, env=variables, stdin=inside, waits=True, user=user),
+            sandbox.exec(script, timeout_s=_LIFE_S, env=_ENV, stdin=inside, waits=True, user=user),
             start_timeout_s,
         )
     except BaseException:
@@ -156,8 +142,7 @@ class Terminal:
             num_quiet = num_quiet + 1 if self._is_idle() and self._num_read == num_read else 0
         self._read()
         await self._show()
-        emulator, ended = self.emulator, self._has_ended()
-        return Screen(text=emulator.text, cursor=emulator.cursor, title=emulator.title, ended=ended)
+        return Screen(text=self.emulator.text, ended=self._has_ended())
 
     @property
     def result(self) -> ExecResult | None:

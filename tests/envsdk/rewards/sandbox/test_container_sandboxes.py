@@ -311,6 +311,17 @@ async def test_a_command_that_does_not_work_says_what_to_do(standin: Standin, tm
         await DockerBackend({"program": str(standin.program), "image": "nosuch:1"}).probe()
 
 
+async def test_a_default_image_that_nothing_needs_is_not_asked_for(standin: Standin) -> None:
+    (standin.folder / "no-images").touch()
+    backend = DockerBackend({"program": str(standin.program)})
+    await backend.probe()
+    assert standin.calls("run") == []
+    for _ in range(2):
+        await backend.start(Image(container="task:1"))
+    assert ["task:1" in call for call in standin.calls("run")] == [True] * 3, "it was tried once before"
+    await backend.aclose()
+
+
 async def test_a_container_that_cannot_take_its_tree_is_removed(standin: Standin, repository: Path) -> None:
     backend = DockerBackend({"program": str(standin.program)})
     await backend.probe()

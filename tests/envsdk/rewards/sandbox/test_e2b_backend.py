@@ -12,7 +12,15 @@ import pytest_asyncio
 from e2b import AsyncSandbox
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.rewards.sandbox import ExecEnd, Image, Limits, SandboxError, SandboxesFull, SandboxUnavailable
+from envsdk.rewards.sandbox import (
+    ExecEnd,
+    Image,
+    Limits,
+    SandboxError,
+    SandboxesFull,
+    SandboxUnavailable,
+    open_backend,
+)
 from envsdk.rewards.sandbox.containers import this_process
 from envsdk.rewards.sandbox.e2b_backend import E2BBackend
 from envsdk.rewards.sandbox.remote import RemoteSandbox
@@ -147,3 +155,25 @@ async def test_a_token_whose_places_are_taken_is_told_apart_from_a_service_that_
         await sandbox.close()
         await (await backend.start(Image())).close()
         await backend.aclose()
+
+
+async def test_a_fleet_of_unlike_hosts_starts_each_image_where_it_can_and_blames_no_host(
+    server: SandboxServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = [
+        {"backend": "e2b", "settings": {"api_url": server.url, "api_key": OURS}},
+        {"backend": "bubblewrap", "settings": {"state_dir": str(tmp_path)}},
+    ]
+    fleet = open_backend("fleet", {"hosts": hosts, "max_failures": 1})
+    try:
+        with pytest.raises(ConfigurationError, match=r"template nosuch:1 not found.*no container image"):
+            await fleet.start(Image(container="nosuch:1"))
+        huge = Limits(memory_mb=1 << 20)
+        for image, limits in ((Image(keeps_processes=True), None), (Image(), huge), (Image(), None)):
+            boxes = await asyncio.gather(*(fleet.start(image, limits=limits) for _ in range(3)))
+            for box in boxes:
+                assert said(await box.exec("echo hi", timeout_s=60)) == "hi"
+            await asyncio.gather(*(box.close() for box in boxes))
+    finally:
+        await fleet.aclose()
+    assert "left out" not in caplog.text

@@ -140,24 +140,26 @@ def test_an_image_that_no_host_takes_is_refused_at_once_and_is_no_hosts_fault() 
     assert of_type(core.request(1, "other"), Start)[0].host == "a"
 
 
-def test_a_host_that_fails_again_and_again_is_left_out_and_tried_later_beside_others() -> None:
-    core = fleet("a", "b", max_failures=2, first_backoff_s=8.0)
+def test_a_host_that_fails_again_and_again_is_left_out_and_asked_again_after_all_others() -> None:
+    core = fleet("a", "b", max_failures=2, first_backoff_s=8.0, places=2)
     core.request(0, "k")
     assert of_type(core.failed(0, "broken"), News) == []
     core.full(1, "b has no place")
     assert core.failed(2, "broken") == [News("sandbox host a is left out for 8 s: broken")]
     (elsewhere,) = of_type(wait(core, 7), Start)
-    (trial,) = of_type(wait(core, 1), Start)
-    assert (elsewhere.host, trial.host) == ("b", "a")
-    assert of_type(core.started(elsewhere.sandbox), Lease), "b answered the request"
-    assert of_type(core.failed(trial.sandbox, "broken"), News) == [
-        News("sandbox host a is left out for 16 s: broken")
-    ]
-    core.request(1, "k")
-    (trial,) = of_type(wait(core, 16), Start)
-    commands = core.started(trial.sandbox)
+    assert elsewhere.host == "b"
+    assert of_type(core.started(elsewhere.sandbox), Lease)
+    assert of_type(core.request(1, "k"), Start)[0].host == "b"
+    assert of_type(core.request(2, "k"), Start) == [], "b has two places"
+    (again,) = of_type(wait(core, 1), Start)
+    assert again.host == "a"
+    assert of_type(core.request(3, "k"), Start) == [], "one at a time"
+    assert core.failed(again.sandbox, "broken") == [News("sandbox host a is left out for 16 s: broken")]
+    (again,) = of_type(wait(core, 16), Start)
+    commands = core.started(again.sandbox)
     assert News("sandbox host a starts sandboxes again") in commands
-    assert of_type(commands, Lease) == [Lease(1, trial.sandbox, was_warm=False)]
+    assert of_type(commands, Lease) == [Lease(1, again.sandbox, was_warm=False)]
+    assert of_type(commands, Start), "as many as it has places"
 
 
 def test_a_host_that_starts_sandboxes_in_which_nothing_works_is_left_out_too() -> None:

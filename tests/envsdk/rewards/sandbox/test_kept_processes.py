@@ -131,6 +131,20 @@ async def test_a_sandbox_closes_while_its_first_command_begins(start: Start) -> 
     assert sandbox._kept is None
 
 
+async def test_a_command_that_others_stop_does_not_wait_for_its_time_out(kept: BubblewrapSandbox) -> None:
+    once = "until [ -e /tmp/begun ]; do :; done; kill -STOP -1"
+    assert (await kept.exec(f"setsid bash -c '{once}' > /dev/null 2>&1 &", timeout_s=600)).ok
+    result = await kept.exec("touch /tmp/begun; sleep 0.5; echo $$", timeout_s=600)
+    assert result.ok, result
+    assert (await kept.exec("kill -STOP $$; echo goes on", timeout_s=600)).output == "goes on\n"
+    again = "setsid bash -c 'while :; do kill -STOP -1; done' > /dev/null 2>&1 & disown; sleep 1000"
+    for script in (again, "sleep 1000", "sleep 1000 & wait"):
+        result = await kept.exec(script, timeout_s=600)
+        assert (result.reason, result.returncode) == (ExecEnd.EXIT, 137)
+    await kept.end_processes()
+    assert (await kept.exec("echo hi", timeout_s=600)).ok
+
+
 @pytest.mark.parametrize("what", ["snapshot", "restore", "fork", "diff"])
 async def test_files_are_kept_and_processes_are_not(kept: BubblewrapSandbox, what: str) -> None:
     taken = await kept.snapshot()

@@ -155,7 +155,7 @@ async def test_a_pod_that_went_away_is_infrastructure(backend: KubernetesBackend
     (pod,) = cluster.pods.values()
     await pod.close()
     assert (await sandbox.exec("true", timeout_s=60)).reason is ExecEnd.INFRASTRUCTURE
-    with pytest.raises(SandboxError, match="no snapshots"):
+    with pytest.raises(SandboxError):
         await sandbox.snapshot()
 
 

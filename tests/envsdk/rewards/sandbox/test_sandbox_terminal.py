@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -77,12 +76,12 @@ def test_the_screen_shows_what_a_terminal_would(printed: str | bytes, text: str)
     assert shown(printed).text == text
 
 
-def test_questions_are_answered_and_titles_kept() -> None:
+def test_questions_are_answered_and_titles_are_not_shown() -> None:
     emulator = shown("\x1b[2;3H")
     assert emulator.feed(b"\x1b[6n") == b"\x1b[2;3R"
     assert len(emulator.feed(b"\x1b[6n" * 10_000)) <= MAX_STRING
     emulator.feed("\x1b]2;my tïtle\x1b\\".encode())
-    assert (emulator.title, emulator.cursor) == ("my tïtle", (1, 2))
+    assert emulator.text.split() == []
 
 
 LEADS = [b"\x1b[", b"\x1b[?", b"\x1b[>", b"\x1b]", b"\x1bP", b"\x1b(", b"\x1b#", b"\x1b%", b"\xc2\x9b"]
@@ -113,11 +112,10 @@ def test_any_output_is_shown_on_a_screen_of_its_size_however_it_arrives(
     assert len(lines) == 4
     assert all(len(line) <= 12 * (1 + MAX_MARKS) for line in lines)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", emulator.text)
-    assert 0 <= emulator.cursor[0] < 4
-    assert 0 <= emulator.cursor[1] < 12
     cut = data.draw(st.integers(0, len(whole)))
     again = shown(whole[:cut], whole[cut:])
-    assert (again.text, again.cursor) == (emulator.text, emulator.cursor)
+    assert again.text == emulator.text
+    assert again.feed(b"\x1b\\\x1b[6n")[-9:] == emulator.feed(b"\x1b\\\x1b[6n")[-9:], "the cursors"
 
 
 @settings(max_examples=20)
@@ -203,10 +201,7 @@ async def test_programs_that_draw_their_screen_are_driven_by_keys(terminal: Term
 
 
 @in_sandbox
-async def test_what_is_too_large_is_refused(terminal: Terminal, sandbox: BubblewrapSandbox) -> None:
-    for rows, cols in ((0, 10), (10, 1), (501, 10)):
-        with pytest.raises(ValueError, match="at most 500"):
-            await open_terminal(sandbox, rows=rows, cols=cols)
+async def test_too_many_keys_are_refused(terminal: Terminal) -> None:
     with pytest.raises(ValueError, match="too many"):
         await terminal.send(["x" * (MAX_KEYS_BYTES + 1)], 1)
 
@@ -250,9 +245,8 @@ async def test_closing_ends_all_that_runs_in_it(start: Start) -> None:
     assert (await waiting).output == "0\n1000\n"
     assert processes_of(sandbox.shared.lease) == []
     assert terminal.result is None
-    program = [sys.executable, "-c", "input(); print('python')"]
-    again = await open_terminal(sandbox, command=program, start_timeout_s=0.1)
-    assert "python" in (await until_shown(again, "python", "Enter")).text
+    again = await open_terminal(sandbox)
+    assert "python" in (await until_shown(again, "^python", "echo pyth''on", "Enter")).text
     await again.close()
     await sandbox.close()
 
