@@ -174,6 +174,7 @@ def test_a_task_that_does_not_fit_ends_a_run_that_begins_and_not_one_that_has_de
         rollouts.next_batch()
 
 
+@slow  # by day, test_proxy.py waits for a reply that never comes
 def test_a_reply_that_never_comes_fails_its_turn_alone(start_rollouts: StartRollouts) -> None:
     rollouts = start_rollouts(
         engine={"hang_rate": 0.05}, turn_timeout_s=0.5, group_size=4, batch_size=16, slots_per_tag=16
@@ -378,7 +379,8 @@ def test_when_everything_fails_the_run_ends_and_says_what_failed(
     assert all(failures)
 
 
-@pytest.mark.parametrize("alpha", [pytest.param(0, marks=slow), 1])
+@slow  # by day, test_ledger.py replaces such groups
+@pytest.mark.parametrize("alpha", [0, 1])
 def test_a_group_that_a_filter_drops_is_replaced_and_the_batch_stays_whole(
     start_rollouts: StartRollouts, tmp_path: Path, alpha: float
 ) -> None:
