@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.admission import Case, simulate
+from tests.by_day import by_day
 
 CASES = [
     Case(num_explorers=1, step_s=0.2, num_steps=20),
@@ -16,7 +17,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", by_day([CASES[1], CASES[3]], CASES))
 def test_what_is_played_is_trained_in_the_shares_asked_for(tmp_path: Path, case: Case) -> None:
     found = simulate(case, str(tmp_path / "buffer.db"))
     assert found["dropped"] <= 0.03

@@ -6,6 +6,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,14 +35,19 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value.strip()
 
 
-def found(pattern: re.Pattern[str], *, at_start: bool) -> list[str]:
-    search = pattern.match if at_start else pattern.search
+@cache
+def _written() -> list[tuple[str, str]]:
+    """Where each docstring of the product is, and what it says."""
     return [
-        f"{path.relative_to(ROOT)}:{line} {text[:70]}"
+        (f"{path.relative_to(ROOT)}:{line}", text)
         for path in _product()
         for line, text in docstrings(path.read_text(encoding="utf-8"))
-        if search(text)
     ]
+
+
+def found(pattern: re.Pattern[str], *, at_start: bool) -> list[str]:
+    search = pattern.match if at_start else pattern.search
+    return [f"{where} {text[:70]}" for where, text in _written() if search(text)]
 
 
 def test_no_docstring_begins_with_a_preposition_in_place_of_a_subject() -> None:

@@ -5,7 +5,7 @@ from ledger_machine import LedgerMachine
 
 TestLedgerPromises = LedgerMachine.TestCase
 TestLedgerPromises.settings = settings(
-    max_examples=200,
+    max_examples=120,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

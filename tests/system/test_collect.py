@@ -93,7 +93,7 @@ def assert_sound(folder: Path, num_episodes: int) -> None:
 def test_killed_again_and_again_it_ends_with_every_episode_exactly_once(
     tmp_path: Path, num_workers: int
 ) -> None:
-    out, num_episodes = tmp_path / "out", 200
+    out, num_episodes = tmp_path / "out", 140
     arguments = [
         *("toys/Slow-v1", "--out", out, "-n", num_episodes, "--epsilon", 0.3, "--shard-size", 10),
         *("--workers", num_workers),
@@ -113,7 +113,9 @@ def test_killed_again_and_again_it_ends_with_every_episode_exactly_once(
     assert done.returncode == 0, done.stderr
     assert "were there before" in done.stderr
     assert_sound(out, num_episodes)
-    straight = collect("toys/Slow-v1", tmp_path / "straight", num_episodes=200, epsilon=0.3, shard_size=10)
+    straight = collect(
+        "toys/Slow-v1", tmp_path / "straight", num_episodes=num_episodes, epsilon=0.3, shard_size=10
+    )
     assert what_was_played(episodes_in(out)) == what_was_played(episodes_in(straight.folder))
 
 
@@ -192,7 +194,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_a_signal_ends_it_at_once_and_it_can_be_continued(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 400, "--shard-size", 10)
+    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 150, "--shard-size", 10)
     process = subprocess.Popen(
         [*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -203,7 +205,7 @@ def test_a_signal_ends_it_at_once_and_it_can_be_continued(
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
     assert run_collect(*arguments).returncode == 0
-    assert_sound(tmp_path, 400)
+    assert_sound(tmp_path, 150)
 
 
 def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tests.trainers.engine_replies import agreeing_replies
 from tests.trainers.families import FAMILIES, WITH_TOWERS, make_family, make_with_tower, save_family
 
 LORA = {"lora": {"rank": 2}}
+ADAPTED_BY_DAY = ["qwen3_5", "glm4_moe_lite", "gpt_oss", "gemma4_moe", "mistral"]
+"""Layers of each kind: linear attention, latent attention, experts in both layouts, plain ones."""
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -66,6 +68,7 @@ def test_mistral_is_computed_like_llama_but_for_its_window(tmp_path):
         assert type(engine.core.decoder) is kind
 
 
+@pytest.mark.parametrize("family", by_day(ADAPTED_BY_DAY, FAMILIES), indirect=True)
 async def test_engine_and_trainer_agree_on_an_adapter(family, make_trainer, make_sequences):
     await check_updates(make_trainer(strategy_config=LORA), family, make_sequences, "adapter")
 
@@ -99,8 +102,12 @@ def test_packed_rows_do_not_see_each_other(family, make_trainer, make_sequences)
         np.testing.assert_allclose(found[1:], alone.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", by_day(["qwen3_5_moe", "gpt_oss"], FAMILIES))
-@pytest.mark.parametrize("strategy", [{}, LORA])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    by_day(
+        [("qwen3_5_moe", LORA), ("gpt_oss", {})], [(name, each) for name in FAMILIES for each in ({}, LORA)]
+    ),
+)
 def test_ranks_that_share_a_model_out_learn_what_one_process_learns(
     name, strategy, make_config, make_sequences, tmp_path
 ):

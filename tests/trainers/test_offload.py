@@ -16,6 +16,7 @@ from envsdk.contracts.held import Held
 from envsdk.contracts.trainer import TrainBatch, TrainerConfig, TrainSequence
 from envsdk.trainers.offload import DeviceMemory
 from envsdk.trainers.torch_trainer import TorchTrainer
+from tests.by_day import by_day
 
 
 class OutOfMemory(Exception):
@@ -123,10 +124,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "averaged": {"training_args": {"ema_decay": 0.5}},
 }
 ORDERS = [[Held.NOTHING], [Held.WEIGHTS], [Held.ALL, Held.NOTHING, Held.WEIGHTS]]
+BY_DAY = [("tied", ORDERS[2]), ("with a value head and epochs", ORDERS[1])]
+BY_DAY += [(settings, ORDERS[0]) for settings in ("an adapter", "averaged")]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "order"), by_day(BY_DAY, [(each, order) for each in SETTINGS for order in ORDERS]), ids=str
+)
 def test_what_goes_away_comes_back_bit_for_bit(
     settings: str, order: list[Held], make_config: Callable[..., TrainerConfig], calls: list[tuple[str, Any]]
 ) -> None:

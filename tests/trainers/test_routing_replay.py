@@ -16,6 +16,7 @@ from envsdk.contracts.failures import ConfigurationError, TrainerError
 from envsdk.contracts.trainer import TrainBatch
 from envsdk.contracts.trajectory import TokenLog, Trajectory, VersionSpan
 from envsdk.trainers.torch_trainer import TorchTrainer
+from tests.by_day import by_day
 from tests.trainers.families import MIXTURES, save_family
 from tests.trajectories import trajectory_with
 
@@ -29,7 +30,7 @@ def whole(experts: np.ndarray) -> np.ndarray:
     return np.concatenate([experts, np.full_like(experts[:1], -1)])
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", by_day(["qwen3_5_moe", "gpt_oss", "glm4_moe_lite", "gemma4_moe"], MIXTURES))
 async def test_the_experts_of_every_input_are_told_and_replayed(name, make_config, make_sequences, tmp_path):
     folder = save_family(name, tmp_path / "engine")
     prompts = [sequence.ids for sequence in make_sequences(5)]
@@ -102,7 +103,9 @@ def others(sequences):
     return [replace(each, experts=((each.experts + 1) % 8).astype(np.int16)) for each in sequences]
 
 
-@pytest.mark.parametrize("strategy", [{}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "strategy", by_day([{"gradient_checkpointing": True}], [{}, {"gradient_checkpointing": True}])
+)
 async def test_the_loss_is_that_of_the_replayed_experts_on_one_and_two_ranks(recorded, strategy, make_config):
     folder, sequences = recorded
     training = {"learning_rate": 1e-3, "adam_epsilon": 1e-5, "max_tokens_per_microbatch": 100}

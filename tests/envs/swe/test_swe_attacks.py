@@ -491,7 +491,7 @@ def limited(task: Task, **limits: float) -> Task:
     ("code", "limits", "said"),
     [
         pytest.param("while True:\n    pass", {"timeout_s": 8.0}, "of time", marks=pytest.mark.slow),
-        ("import time\ntime.sleep(3600)", {"timeout_s": 6.0}, "of time"),
+        ("import time\ntime.sleep(3600)", {"timeout_s": 4.0}, "of time"),
         (MANY_HOGS, {"memory_mb": 600}, "of memory"),
     ],
 )

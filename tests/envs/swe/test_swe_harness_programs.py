@@ -23,7 +23,8 @@ from envsdk.tracking import read_metrics
 from tests.envs.swe.harness_episodes import TASK, play, train
 from tests.tiny_policies import write_tiny_policy
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+# By day, test_swe_harness.py has programs that ask as these do.
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Of the user's cache: that of these tests is another folder.
 PLACES = {name: read_harness(name).place for name in ("mini-swe-agent", "claude-code", "codex", "opencode")}
@@ -49,7 +50,6 @@ async def test_mini_swe_agent_repairs_a_repository_and_is_paid(tmp_path: Path) -
     assert all(turn.metrics["call_attempt.ok"] == 1.0 for turn in episode.turns)
 
 
-@pytest.mark.slow  # by day, test_swe_harness.py has a program that asks again
 async def test_mini_swe_agent_is_truncated_at_the_limit_of_turns_without_asking_again(tmp_path: Path) -> None:
     steps = [call("bash", command="ls")] * 5
     (episode,) = await play(tmp_path, installed("mini-swe-agent"), steps, max_turns=2)

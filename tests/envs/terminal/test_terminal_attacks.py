@@ -256,7 +256,7 @@ LEFTOVERS = (
 """Attacks that leave the box and the artifacts of honest work as they are."""
 
 
-@pytest.mark.parametrize("name", by_day(["rewards_written_before", "a_sparse_file"], LEFTOVERS))
+@pytest.mark.parametrize("name", by_day(["a_sparse_file"], LEFTOVERS))
 async def test_the_solution_pays_whatever_else_lies_about(name: str, tmp_path: Path) -> None:
     env = make(attacked(tmp_path, TRUSTING))
     paid, info = await solve(env, 0, ATTACKS[name].command)

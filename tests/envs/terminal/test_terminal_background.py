@@ -10,6 +10,8 @@ import pytest
 from harbor_folders import GET, IN_PLACE, PAYS, SEPARATE, SERVE, UP, write_task
 from terminal_episodes import make, play, solve
 
+from tests.by_day import by_day
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -80,6 +82,14 @@ DAEMONS = {
     "renames_the_folders_that_are_collected": "mv /logs /l; mv /app /a; mv /l /logs; mv /a /app",
     "deletes_what_is_packed": "rm -f /tmp/.envsdk-*; rm -rf /logs/artifacts",
 }
+DAEMONS_BY_DAY = [
+    "rewrites_its_artifact_until_it_is_taken",
+    "kills_all_others",
+    "stops_what_packs",
+    "fills_the_disk",
+    "writes_rewards",
+    "deletes_what_is_packed",
+]
 WAITS = SEPARATE | {
     "task.toml": SEPARATE["task.toml"].replace(
         GET + " > /logs/artifacts/got", "cp /app/log /logs/artifacts/got"
@@ -90,7 +100,7 @@ WAITS = SEPARATE | {
 }
 
 
-@pytest.mark.parametrize("name", DAEMONS)
+@pytest.mark.parametrize("name", by_day(DAEMONS_BY_DAY, DAEMONS))
 async def test_a_process_that_stays_is_never_paid_by_a_separate_verifier(name: str, tmp_path: Path) -> None:
     """Nor masked: the episode has an outcome, whatever it does to what is collected."""
     env = make(write_task(tmp_path, WAITS), command_timeout_s=5, max_steps=2)

@@ -360,7 +360,9 @@ async def test_a_solution_that_does_not_get_through_its_own_gates_is_none(tmp_pa
     assert paid == 0.5, "the last step's gate keeps nothing out"
 
 
-@pytest.mark.parametrize("user", ["1000", '"1000"', '"1000:1000"', '"nobody:nogroup"'])
+@pytest.mark.parametrize(
+    "user", by_day(["1000", '"nobody:nogroup"'], ["1000", '"1000"', '"1000:1000"', '"nobody:nogroup"'])
+)
 @pytest.mark.asyncio
 async def test_a_user_may_be_a_number_and_have_a_group(tmp_path: Path, user: str) -> None:
     files = {

@@ -127,14 +127,14 @@ def test_an_override_may_be_a_list_an_item_of_one_or_a_section(small: Path) -> N
     assert loaded.provenance["custom_envs.Pond.env_type"] == "override"
 
 
-@READS_FILES
+@settings(READS_FILES, max_examples=12)
 @given(st.integers(1, 10**9))
 def test_a_whole_number_survives_an_override(number: int) -> None:
     loaded = load_config("agentic_async.yaml", [f"max_steps={number}"])
     assert loaded.config.max_steps == number
 
 
-@READS_FILES
+@settings(READS_FILES, max_examples=12)
 @given(st.floats(1e-12, 1e3))
 def test_a_fraction_survives_an_override_in_every_spelling(number: float) -> None:
     for spelling in (repr(number), f"{number:e}", f"{number:.20f}"):
@@ -142,7 +142,7 @@ def test_a_fraction_survives_an_override_in_every_spelling(number: float) -> Non
         assert loaded.config.async_generation_ratio == pytest.approx(number, abs=1e-20, rel=1e-6)
 
 
-@READS_FILES
+@settings(READS_FILES, max_examples=12)
 @given(st.text(alphabet="abcXYZ019._-", min_size=1).map(lambda text: f"x{text}"))
 def test_a_name_survives_an_override(name: str) -> None:
     assert load_config("agentic_async.yaml", [f"exp_name={name}"]).config.exp_name == name

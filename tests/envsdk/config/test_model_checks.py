@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from envsdk.base.store.model_files import config_problem
 from envsdk.config import load_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.trainers.training_args import TorchStrategyConfig
@@ -33,6 +34,13 @@ GPT2 = {"model_type": "gpt2", "n_positions": 128, "n_embd": 32, "n_head": 4, "n_
 ONE_RANK = "actor_train.device_mapping=[0]"
 
 
+@pytest.fixture
+def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a folder is tried in a process of its own, each time anew; config.json alone decides here."""
+    monkeypatch.setattr("envsdk.config.machine_checks.model_problem", config_problem)
+
+
+@pytest.mark.usefixtures("without_tokenizer")
 @pytest.mark.parametrize(
     ("shape", "changes", "words"),
     [

@@ -81,5 +81,6 @@ class TestEmbeddedFastPathConforms(_SlowedEmbedded):
     kind = "qwen3"
 
 
+@pytest.mark.slow  # by day, test_families.py has the decoder of this path, and the rest is the fast path's
 class TestEmbeddedGenericPathConforms(_SlowedEmbedded):
     kind = "gpt2"

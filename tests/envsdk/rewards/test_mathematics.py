@@ -16,6 +16,7 @@ from envsdk.rewards.mathematics import MathArgs, MathReward, same_number
 from envsdk.rewards.notation import expression, number, quantity
 from envsdk.rewards.reward import Reward, RewardError, Sample
 from envsdk.rewards.shapes import shape_of
+from tests.by_day import by_day
 
 MATH = MathReward(MathArgs())
 ANSWERS = Path(__file__).with_name("math_answers.jsonl")
@@ -209,9 +210,15 @@ def test_a_value_in_another_form_is_right(answer: str, truth: str) -> None:
     )
 
 
-def test_of_two_thousand_answers_few_are_judged_wrongly_and_hardly_any_is_paid_for_nothing() -> None:
-    cases = [json.loads(line) for line in ANSWERS.read_text(encoding="utf-8").splitlines()]
-    kinds = {kind for kind, *_ in cases}
+@pytest.mark.parametrize("every", by_day([4], [1, 4]))
+def test_of_two_thousand_answers_few_are_judged_wrongly_and_hardly_any_is_paid_for_nothing(
+    every: int,
+) -> None:
+    all_cases = [json.loads(line) for line in ANSWERS.read_text(encoding="utf-8").splitlines()]
+    kinds = {kind for kind, *_ in all_cases}
+    cases = [
+        case for kind in sorted(kinds) for case in [each for each in all_cases if each[0] == kind][::every]
+    ]
     paid_for_nothing, refused = Counter[str](), Counter[str]()
     for kind, truth, response, is_right in cases:
         try:
@@ -219,7 +226,7 @@ def test_of_two_thousand_answers_few_are_judged_wrongly_and_hardly_any_is_paid_f
         except RewardError:
             value = 0.0
         (refused if is_right else paid_for_nothing)[kind] += value != is_right
-    assert len(cases) >= 1000
+    assert len(cases) * every >= 1000
     assert len(kinds) >= 60
     assert paid_for_nothing.total() <= 0.01 * len(cases), paid_for_nothing
     assert paid_for_nothing.total() + refused.total() <= 0.04 * len(cases), refused

@@ -15,6 +15,7 @@ from envsdk.config.ray_models import RayArgs
 from envsdk.explorers import bench, start
 from envsdk.runs import rollouts
 from envsdk.runs import run as single_program
+from tests.by_day import by_day
 
 
 class Begun(Exception):
@@ -34,7 +35,9 @@ PROGRAMS: list[tuple[str, Callable[[LoadedConfig], None], object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "program", "module", "advice"), PROGRAMS)
+@pytest.mark.parametrize(
+    ("mode", "program", "module", "advice"), by_day([PROGRAMS[0], PROGRAMS[3]], PROGRAMS)
+)
 def test_a_program_whose_ray_dies_says_so_once_and_how_to_go_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

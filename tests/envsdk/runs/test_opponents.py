@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.config import load_config
@@ -73,6 +73,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Opponents:
 PAST = ("opponents.past.refresh_steps=4", "save_steps=2", "custom_envs.SelfPlay.players=[policy,past]")
 
 
+@settings(max_examples=25)
 @given(first=st.integers(0, 12), last=st.integers(12, 24))
 async def test_a_past_version_is_the_checkpoint_of_the_newest_multiple_before_and_after_a_resume(
     first: int, last: int

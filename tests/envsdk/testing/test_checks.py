@@ -24,6 +24,7 @@ from envsdk.testing.runner import run
 from envsdk.testing.strategies import configurations
 from envsdk.testing.subject import options_from, subject_of
 from envsdk.testing.suite import test_name as name_of_test
+from tests.by_day import by_day
 from tests.envsdk.testing.broken_envs import BROKEN, Broken, Line
 from tests.envsdk.testing.broken_envs.abilities import LegalActionDoesNotParse
 from tests.envsdk.testing.broken_envs.async_line import AsyncLine
@@ -60,7 +61,10 @@ def _what_leaks_is_ended() -> Iterator[None]:
     LeavesAThread.over_for_all.set()
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=[broken.name for broken in BROKEN])
+ONE_OF_EACH_CHECK = list({broken.check: broken for broken in reversed(BROKEN)}.values())
+
+
+@pytest.mark.parametrize("broken", by_day(ONE_OF_EACH_CHECK, BROKEN), ids=[broken.name for broken in BROKEN])
 def test_the_check_that_names_the_fault_catches(broken: Broken) -> None:
     # Enough of them: which ones Hypothesis draws depends on the modules that other tests have loaded.
     options = options_from({"max_examples": 100, "derandomize": True, **broken.options})
@@ -254,7 +258,7 @@ def test_the_pytest_plugin_adds_the_checks_of_an_environment(tmp_path: Path) -> 
         f"--envsdk-check=tests.envsdk.testing.broken_envs.{name}"
         for name in ("line:Line", "rewards:RewardIsNotANumber", "contract:ResetNeverReturns")
     ]
-    few = ("--envsdk-examples", "30", "--envsdk-timeout", "1.5", "-k", "finite or contract.calls_return")
+    few = ("--envsdk-examples", "10", "--envsdk-timeout", "1.5", "-k", "finite or contract.calls_return")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *PYTEST, *names, *few, str(tmp_path)],
         capture_output=True,

@@ -25,6 +25,7 @@ from envsdk.base.store.trajectories import write_trajectories
 from envsdk.tracking import JsonlTracker
 from envsdk.tracking.timeline import Timeline
 from envsdk.view import index as index_module
+from envsdk.view import main
 from envsdk.view.app import make_app
 from envsdk.view.library import Library
 from envsdk.view.page import ASSETS, SCRIPTS
@@ -410,13 +411,19 @@ def test_the_command_serves_on_loopback_until_it_is_interrupted(
         (["run", "--host", "192.0.2.1"], "cannot serve on 192.0.2.1:0: "),
     ],
 )
-def test_wrong_input_is_named_in_one_message(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_wrong_input_is_named_in_one_message(
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "run" / "trajectories").mkdir(parents=True)
-    command = [sys.executable, "-m", "envsdk.view", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
 
 
 def test_without_the_extra_serving_says_what_to_install_and_a_file_can_be_written(tmp_path: Path) -> None:

@@ -100,10 +100,28 @@ def assert_has(folder: Path, version: int, *, step: int) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
+async def check_half_the_bytes(group: TrainerGroup, host: Any, folder: Path, step: int) -> None:
+    """In bfloat16, also as differences; so many steps were trained, and so many versions sent."""
+    whole = await update(group, {"one": host}, step + 1, Transport.SHARED_MEMORY)
+    assert whole is not None
+    for version, delta in ((step + 2, False), (step + 3, True)):
+        half = await update(
+            group, {"one": host}, version, Transport.SHARED_MEMORY, dtype="bfloat16", delta=delta
+        )
+        assert half is not None
+        assert half.num_bytes < 0.52 * whole.num_bytes
+        found, sent = read(folder, version), dict(weights_at(step))
+        for name in (f"layer.{index}" for index in range(30)):
+            expected = torch.from_numpy(sent[name]).bfloat16().float().numpy()
+            np.testing.assert_array_equal(found[name], expected)
+        # Whole numbers stay as they are.
+        np.testing.assert_array_equal(found["last"], sent["last"])
+
+
 class TestUpdates:
     pytestmark = system
 
-    async def test_every_engine_gets_all_weights_and_the_version_whatever_the_way(
+    async def test_every_engine_gets_all_weights_whatever_the_way_and_in_half_the_bytes(
         self, tmp_path: Path
     ) -> None:
         async with trainer(ranks=[0, 1]) as group, engines(tmp_path) as hosts:
@@ -116,6 +134,7 @@ class TestUpdates:
                 assert await versions(hosts) == [version, version]
                 for name in hosts:
                     assert_has(tmp_path / name, version, step=version)
+            await check_half_the_bytes(group, hosts["one"], tmp_path / "one", version)
 
     @one_of(
         Transport.BROADCAST,
@@ -213,24 +232,6 @@ class TestUpdates:
             assert (await send(6)).is_delta
             for name in ("one", "new"):
                 assert_has(tmp_path / name, 6, step=2)
-
-    async def test_weights_may_be_sent_in_half_the_bytes_also_as_differences(self, tmp_path: Path) -> None:
-        async with trainer() as group, engines(tmp_path) as hosts:
-            one = {"one": hosts["one"]}
-            whole = await update(group, one, 1, Transport.SHARED_MEMORY)
-            assert whole is not None
-            for version, delta in ((2, False), (3, True)):
-                half = await update(
-                    group, one, version, Transport.SHARED_MEMORY, dtype="bfloat16", delta=delta
-                )
-                assert half is not None
-                assert half.num_bytes < 0.52 * whole.num_bytes
-                found, sent = read(tmp_path / "one", version), dict(weights_at(0))
-                for name in (f"layer.{index}" for index in range(30)):
-                    expected = torch.from_numpy(sent[name]).bfloat16().float().numpy()
-                    np.testing.assert_array_equal(found[name], expected)
-                # Whole numbers stay as they are.
-                np.testing.assert_array_equal(found["last"], sent["last"])
 
     @pytest.mark.parametrize(
         "folder", ["model_folder", pytest.param("untied_model_folder", marks=pytest.mark.slow)]

@@ -55,7 +55,7 @@ def config_of(tmp_path: Path) -> Callable[..., TrainerConfig]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("layout", by_day(["TP with SP", "PP", "EP"], LAYOUTS))
+@pytest.mark.parametrize("layout", by_day(["TP with SP", "EP"], LAYOUTS))
 def test_steps_of_an_adapter_are_those_of_the_torch_trainer(
     layout: str,
     device: str,

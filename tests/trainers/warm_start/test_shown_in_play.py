@@ -109,7 +109,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(case=CASES)
 def test_a_demonstration_and_a_collected_episode_have_the_prompts_of_play(case: dict[str, Any]) -> None:
     chat, context = CHATS[case["kind"]], case["context"]

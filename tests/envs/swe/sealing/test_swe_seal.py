@@ -48,12 +48,12 @@ def test_an_empty_patch_is_not_rewarded(graded: dict[str, Evaluation]) -> None:
     assert graded["empty"].reason is Verdict.TESTS_FAILED
 
 
-@pytest.mark.parametrize("name", by_day(list(BROKEN)[::2], BROKEN))
+@pytest.mark.parametrize("name", by_day(list(BROKEN)[::4], BROKEN))
 def test_a_patch_that_breaks_a_function_is_not_rewarded(name: str, graded: dict[str, Evaluation]) -> None:
     assert graded[name].reason is Verdict.TESTS_FAILED
 
 
-@pytest.mark.parametrize("name", by_day(list(HONEST)[::2], HONEST))
+@pytest.mark.parametrize("name", by_day(list(HONEST)[::4], HONEST))
 def test_a_patch_that_solves_the_task_in_another_way_is_rewarded(
     name: str, graded: dict[str, Evaluation]
 ) -> None:

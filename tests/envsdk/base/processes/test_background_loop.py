@@ -49,7 +49,7 @@ def test_on_the_loop_itself_it_is_refused() -> None:
         on_background_loop(wait_for_itself())
 
 
-def test_a_signal_that_does_not_wake_the_waiting_thread_is_heeded_all_the_same(heeds_ctrl_c: None) -> None:
+def test_a_signal_that_does_not_wake_the_waiting_thread_is_heeded_all_the_same() -> None:
     """As when it arrives on the way into the wait: here another thread takes it, and the wait goes on."""
 
     async def press() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from envsdk.engines.sglang.settings import SGLangSettings
 from envsdk.engines.vllm.settings import VLLMSettings
 from envsdk.trainers.megatron.args import MegatronStrategyConfig
 from envsdk.trainers.training_args import FSDP2StrategyConfig, TorchStrategyConfig
+from tests.by_day import by_day
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
@@ -68,9 +70,14 @@ def bytes_kept(
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("intermediate_size", [256, 2048])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "intermediate_size"),
+    by_day(
+        [("llama", torch.float32, 2048), ("qwen2", torch.bfloat16, 256), ("qwen3", torch.bfloat16, 2048)],
+        product(sorted(CONFIGS), [torch.float32, torch.bfloat16], [256, 2048]),
+    ),
+    ids=str,
+)
 def test_activations_are_what_pytorch_keeps(
     kind: str, dtype: torch.dtype, intermediate_size: int, tmp_path: Path
 ) -> None:

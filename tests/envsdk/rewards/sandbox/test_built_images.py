@@ -151,9 +151,9 @@ async def test_programs_that_build_at_once_share_one_build(context: Path, tmp_pa
     (context / "Dockerfile").write_text("FROM box\nRUN sleep 0.2; date +%N > /one\nRUN date +%N > /two\n")
     state = tmp_path / "shared"
     command = [sys.executable, "-c", BUILD, str(state), str(context)]
-    programs = [await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE) for _ in range(3)]
+    programs = [await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE) for _ in range(2)]
     outputs = {(await program.communicate())[0] for program in programs}
-    assert [program.returncode for program in programs] == [0, 0, 0]
+    assert [program.returncode for program in programs] == [0, 0]
     assert len(outputs) == 1
     assert not list((state / "images").glob("*.new"))
 

@@ -104,7 +104,8 @@ async def test_files_of_the_machine_are_of_nobody_and_keep_their_content(sandbox
     "attack",
     [
         "mv /{top} /moved && ln -s /oldroot/tmp /{top}",
-        "rm -rf /{top}; ln -s /oldroot/tmp /{top}",
+        # As long as the machine's folder is large.
+        pytest.param("rm -rf /{top}; ln -s /oldroot/tmp /{top}", marks=pytest.mark.slow),
         "mv /{top}/{next} /{top}/x",
         "mv /usr /x",
         "mv /run /x; rm -rf /proc /dev",

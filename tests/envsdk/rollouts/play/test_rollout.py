@@ -249,7 +249,7 @@ async def test_rollout_sync_works_where_a_loop_runs() -> None:
     assert envsdk.rollout_sync(LAKE, policy="oracle", tasks=3).success_rate == 1
 
 
-def test_ctrl_c_ends_rollout_sync(heeds_ctrl_c: None) -> None:
+def test_ctrl_c_ends_rollout_sync() -> None:
     is_cancelled = threading.Event()
 
     async def press(observation: str) -> str:
