@@ -50,7 +50,8 @@ class StatusLine:
         self._printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._status.start()
+        if self._console.is_terminal:
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
