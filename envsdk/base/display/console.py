@@ -19,7 +19,7 @@ from envsdk.base.display.terminal import printable
 LINE_EVERY_S = 5.0
 _PIPE_COLUMNS = 240
 _LEAST_COLUMNS = 12
-"""Of a column that folds."""
+"""Least width of a column of names."""
 
 
 class TerminalConsole(Console):
