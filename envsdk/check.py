@@ -105,7 +105,6 @@ def command(options: CheckOptions) -> int:
             subject = _within(options.budget, subject, seconds_per_example(subject))
         ended = itertools.count(1)
         with StatusLine(TerminalConsole(stderr=True)) as line:
-            line.show(f"{options.environment}: starting")
 
             def show(outcome: Outcome) -> None:
                 done = f"{next(ended)} of {len(checks)} checks, {outcome.check.name}"
@@ -152,8 +151,7 @@ def _print(report: Report, took_s: float, verbose: bool) -> None:
     colors = {"passed": "green", "failed": "bold red", "blocked": "yellow", "skipped": "bright_black"}
     config = " ".join(f"{key}={value}" for key, value in report.env_config.items())
     console.print(Text(f"{report.name} {config}".rstrip(), style="bold"))
-    num_left, padding = 1 + len(Status), (0, 1)
-    table = ResultTable("group", *Status, num_left=num_left, padding=padding, box=None, show_header=False)
+    table = ResultTable("group", *Status, num_left=1 + len(Status), box=None, show_header=False)
     for group in dict.fromkeys(outcome.check.group for outcome in report.outcomes):
         counts = [
             Text(f"{count} {status.value}", style=colors[status.value]) if count else Text()

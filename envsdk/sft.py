@@ -45,17 +45,13 @@ def command(config: SFTConfig) -> None:
 
 
 def _read_config(arguments: list[str], options: dict[str, Any]) -> SFTConfig:
-    file, overrides = _file_and_overrides(arguments)
-    return load_sft_config(file, {**env_config_from(overrides, called="override"), **options})
-
-
-def _file_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise ConfigurationError(
             f"{files[1]!r} is neither an override (key=value) nor the only configuration"
         )
-    return Path(files[0]) if files else None, [argument for argument in arguments if "=" in argument]
+    overrides = env_config_from([each for each in arguments if "=" in each], called="override")
+    return load_sft_config(Path(files[0]) if files else None, {**overrides, **options})
 
 
 app, main = command_of(SFTConfig, command, name="envsdk sft", from_file=_read_config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -63,6 +64,14 @@ def load_object(dotted_name: str, *, where: str = "") -> Any:
             hint = did_you_mean(attribute, vars(loaded))
             raise ConfigurationError(f"{name}{module} has no `{attribute}`.{hint}") from error
         raise ConfigurationError(f"{name}{_raised(error)}") from error
+
+
+def load_function(dotted_name: str, *, where: str = "") -> Callable[..., Any]:
+    """As `load_object`, of what can be called."""
+    loaded = load_object(dotted_name, where=where)
+    if not callable(loaded):
+        raise ConfigurationError(f"{where}{dotted_name!r} is not callable")
+    return loaded  # type: ignore[no-any-return]
 
 
 def _raised(error: BaseException) -> str:

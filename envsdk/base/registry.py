@@ -24,7 +24,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import parse_env_id
 
-from envsdk.base.plugins import load_object, load_plugin, plugin_names
+from envsdk.base.plugins import load_function, load_object, load_plugin, plugin_names
 from envsdk.base.processes.as_sync import as_sync
 from envsdk.base.settings.nearest import did_you_mean
 from envsdk.contracts.env import AnyTextEnv, AsyncTextEnv, EnvSpec, TextEnv
@@ -194,11 +194,7 @@ def load_entry_point(env_spec: EnvSpec) -> Callable[..., AnyTextEnv]:
     """The class (or function) that `env_spec.entry_point` names."""
     if callable(env_spec.entry_point):
         return env_spec.entry_point
-    loaded = load_object(env_spec.entry_point, where=f"{env_spec.id}: ")
-    if not callable(loaded):
-        raise ConfigurationError(f"{env_spec.id}: its entry point {env_spec.entry_point!r} is not callable")
-    constructor: Callable[..., AnyTextEnv] = loaded
-    return constructor
+    return load_function(env_spec.entry_point, where=f"{env_spec.id}: ")
 
 
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}

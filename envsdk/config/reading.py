@@ -204,11 +204,7 @@ def apply_item(config: DictConfig, item: str, *, called: str) -> dict[Any, Any]:
         if not _merges_into(there, OmegaConf.select(single, key, throw_on_resolution_failure=False)):
             OmegaConf.update(config, key, None)
         config.merge_with_dotlist([item])
-    except (ConfigIndexError, ValueError) as error:
-        raise ConfigurationError(
-            f"{called} `{item}`: the list has no such entry; replace all of it, as in KEY=[a, b]"
-        ) from error
-    except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{called} `{item}`: {plain_words(error)}") from error
     sections = OmegaConf.to_container(single, resolve=False)
     assert isinstance(sections, dict)
@@ -275,6 +271,8 @@ def plain_words(error: Exception) -> str:
         )
         return f"is no valid YAML, {error.problem or error.context}; {advice}"
     line = next(iter(str(error).splitlines()), type(error).__name__)
+    if isinstance(error, ConfigIndexError) or line.startswith("invalid literal for int() with base 10"):
+        return "the list has no such entry; replace all of it, as in KEY=[a, b]"
     if isinstance(error, GrammarParseError):
         return f"has a `${{` that cannot be read, {line}; write `${{key}}` or `${{oc.env:NAME}}`"
     return line

@@ -67,9 +67,8 @@ async def run(arguments: GradeOptions) -> bool:
     make_folder(arguments.out)
     workers = arguments.workers or os.cpu_count() or 1
     backend = open_backend(arguments.backend, {"commands_at_once": workers})
-    console = TerminalConsole(file=sys.stderr)
     graded: list[Graded] = []
-    with console.status(f"0 of {len(predictions)} graded") as status:
+    with TerminalConsole(file=sys.stderr).status(f"0 of {len(predictions)} graded") as status:
 
         def show(done: Graded) -> None:
             graded.append(done)

@@ -67,8 +67,7 @@ async def _validate(tasks: Sequence[Task], backend: str, jobs: int) -> list[Vali
 
     sandboxes = open_backend(backend)
     slots = asyncio.Semaphore(jobs)
-    console = TerminalConsole(file=sys.stderr)
-    with console.status(f"0 of {len(tasks)} validated") as status:
+    with TerminalConsole(file=sys.stderr).status(f"0 of {len(tasks)} validated") as status:
         running: list[asyncio.Task[tuple[Validation | None, str]]] = []
 
         async def one(task: Task) -> tuple[Validation | None, str]:

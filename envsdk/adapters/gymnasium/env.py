@@ -27,7 +27,7 @@ from envsdk.adapters.gymnasium.spaces import (
 from envsdk.adapters.hosted import Answer, ReplayedEnv
 from envsdk.adapters.text import NO_ANSWER, REPLY_FORMATS, ReplyFormat, tagged, tagged_answer
 from envsdk.base import registry
-from envsdk.base.plugins import load_object
+from envsdk.base.plugins import load_function
 from envsdk.contracts.env import TextEnv
 from envsdk.contracts.failures import ConfigurationError
 
@@ -355,12 +355,9 @@ def _parser(env: gymnasium.Env[Any, Any], actions: Sequence[str] | None) -> Acti
 
 def _imported(argument: str, name: str | None) -> Any:
     try:
-        function = load_object(str(name))
+        return load_function(str(name), where=f"{argument}: ")
     except ConfigurationError as error:
-        raise ValueError(f"{argument}: {error}") from error
-    if not callable(function):
-        raise ValueError(f"{argument}: {name!r} is not callable")
-    return function
+        raise ValueError(str(error)) from error
 
 
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]

@@ -86,8 +86,9 @@ def run_app(
     def run() -> int | None:
         for each in sys.argv[1:] if argv is None else argv:
             if each != without_lone_surrogates(each):
+                encoding = sys.getfilesystemencoding()
                 raise ConfigurationError(
-                    f"{each}: is no {sys.getfilesystemencoding()} text: set LC_ALL=C.UTF-8, or name it in ASCII"
+                    f"{each} is no {encoding} text: set LC_ALL=C.UTF-8, or use ASCII alone"
                 )
         result = app(args=argv, prog_name=name, standalone_mode=False)
         if result == INTERRUPTED and tells_interrupt:

@@ -19,7 +19,7 @@ from envsdk.base.display.terminal import printable
 LINE_EVERY_S = 5.0
 _PIPE_COLUMNS = 240
 _LEAST_COLUMNS = 12
-"""Of a column that folds."""
+"""Least width of a column of names."""
 
 
 class TerminalConsole(Console):
@@ -50,7 +50,8 @@ class StatusLine:
         self._printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._status.start()
+        if self._console.is_terminal:
+            self._status.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,10 +75,9 @@ class ResultTable(Table):
         look = {"box": rich.box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
         super().__init__(**{**look, **options})
         for place, header in enumerate(headers):
-            is_name = place < num_left
-            self.add_column(
-                header, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name
-            )
+            is_number = place >= num_left
+            justify: Any = "right" if is_number else "left"
+            self.add_column(header, justify=justify, overflow="fold", no_wrap=is_number)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = 2 + 2 * len(self.columns)

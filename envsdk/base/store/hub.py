@@ -75,7 +75,7 @@ def hub_folder(name: str, kind: Kind = "model") -> Path:
     try:
         return _snapshot(name, kind)
     except Exception as error:  # boundary: the library raises its own errors and those of its HTTP client
-        raise unavailable(name, kind, f"the hub says: {first_line(error)}") from error
+        raise unavailable(name, kind, f"the hub says: {describe_error(error)}") from error
 
 
 def unavailable(name: str, kind: Kind, why: str) -> ConfigurationError:
@@ -86,11 +86,6 @@ def unavailable(name: str, kind: Kind, why: str) -> ConfigurationError:
         f"{name} is no folder, not in the hub's cache, and cannot be downloaded ({why}). Give the folder of "
         f"a {shown}, or run `hf download {name}{option}` where the network is, and set HF_HOME to its cache"
     )
-
-
-def first_line(error: Exception) -> str:
-    """The first line of the error's words."""
-    return next(iter(describe_error(error).splitlines()), "")
 
 
 def _snapshot(name: str, kind: Kind, **options: Any) -> Path:

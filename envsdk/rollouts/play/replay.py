@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envsdk.base.plugins import load_object
+from envsdk.base.plugins import load_function, load_object
 from envsdk.base.store.shards import Manifest
 from envsdk.config.env_arguments import env_config_from
 from envsdk.contracts.failures import Boundary, ConfigurationError, EnvsdkError
@@ -310,7 +310,7 @@ def rescore(
         return write_rescored(
             dataset,
             out,
-            scored_by(_function(rewards)),
+            scored_by(load_function(rewards, where="--rewards: ")),
             how={"rewards": rewards},
             versions=package_versions(with_model=False),
             command=command,
@@ -379,10 +379,3 @@ def _only_prompts(tags: Mapping[str, TagRecord], rewards: str) -> None:
                 f"{record.env_type or 'no environment'}: name a function of trajectories "
                 "(package.module:function)"
             )
-
-
-def _function(dotted_name: str) -> Callable[[Trajectory], float | Sequence[float]]:
-    function: Any = load_object(dotted_name, where="--rewards: ")
-    if not callable(function):
-        raise ConfigurationError(f"--rewards: {dotted_name!r} is no function")
-    return function  # type: ignore[no-any-return]

@@ -123,12 +123,10 @@ def evaluation_source(spec: EvalSpec, overrides: Sequence[str] = ()) -> Source:
         raise ConfigurationError(f"{place} reads no `{unread[0]}`; {hint}")
     own = env_config_from(overrides)
     keys: Any = OmegaConf.to_container(merged_over(OmegaConf.create(spec.run_keys), OmegaConf.create(own)))
-    if not isinstance(keys["custom_envs"], Mapping):
-        raise ConfigurationError(
-            f"{place}: custom_envs: must be a section of keys, not {shown(own['custom_envs'])}"
-        )
+    if not isinstance(tags := keys["custom_envs"], Mapping):
+        raise ConfigurationError(f"{place}: custom_envs: must be a section of keys, not {shown(tags)}")
     fill_in(keys)
-    sizes = {tag: _num_rows(custom) for tag, custom in keys["custom_envs"].items()}
+    sizes = {tag: _num_rows(custom) for tag, custom in tags.items()}
     shares = [1] * len(sizes) if spec.num_tasks else list(sizes.values())
     manager = {"tags": list(sizes), "num_env_groups": sum(shares), "num_groups_partition": shares}
     config = _config({"val_batch_size": spec.num_tasks or sum(shares)}, manager, keys, source=place)

@@ -15,7 +15,7 @@ def test_an_argument_that_is_no_text_in_this_locale_is_told_with_what_to_set() -
     done = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: \\udcc3\\udcbc.jsonl: is no ascii text: set LC_ALL=C.UTF-8, or name it in ASCII\n"
+        "error: \\udcc3\\udcbc.jsonl is no ascii text: set LC_ALL=C.UTF-8, or use ASCII alone\n"
     )
 
 
