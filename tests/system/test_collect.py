@@ -194,7 +194,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_a_signal_ends_it_at_once_and_it_can_be_continued(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 150, "--shard-size", 10)
+    arguments = ("toys/Slow-v1", "--out", tmp_path, "-n", 400, "--shard-size", 10)
     process = subprocess.Popen(
         [*RUN, *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -205,7 +205,7 @@ def test_a_signal_ends_it_at_once_and_it_can_be_continued(
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
     assert run_collect(*arguments).returncode == 0
-    assert_sound(tmp_path, 150)
+    assert_sound(tmp_path, 400)
 
 
 def test_worker_processes_collect_what_one_process_does(tmp_path: Path) -> None:
