@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from envsdk.engines.engine import EngineHealth
 
@@ -22,8 +23,7 @@ MIN_BUSY_SHARE = 0.5
 """Share of a stretch: with requests for less of it, an engine is neither judged nor compared with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Rates(NamedTuple):
     """What an engine did in a stretch of time in which it had requests; tokens per second."""
 
     sampled: float
@@ -34,10 +34,7 @@ class Rates:
 
     def is_behind(self, other: Rates, ratio: float) -> bool:
         """Whether the other does more than `ratio` times as much in each measure."""
-        return all(
-            getattr(other, measure) > ratio * getattr(self, measure)
-            for measure in ("sampled", "computed", "sampled_per_request", "computed_per_request")
-        )
+        return all(theirs > ratio * own for own, theirs in zip(self, other, strict=True))
 
 
 def slow_engines(rates: Mapping[str, Rates | None], ratio: float) -> set[str]:

@@ -8,7 +8,6 @@ Names are those on disk: of a mixture every expert has its own matrices.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,15 +37,14 @@ class FolderWeights(Mapping[str, Tensor]):
         self.folder = folder
         self._files: dict[str, Any] = {}
         try:
-            paths = self._paths()
-            for path in paths:
+            for path in sorted(folder.glob("*.safetensors")):
                 file: Any = safe_open(path, framework="pt")
                 self._files |= dict.fromkeys(file.keys(), file)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:
             raise ConfigurationError(f"pretrain: cannot read the weights in {folder}: {error}") from error
         if not self._files:
             raise ConfigurationError(
-                f"pretrain: {folder} has no model.safetensors and no model.safetensors.index.json; save the "
+                f"pretrain: {folder} has no model.safetensors, nor another file of weights; save the "
                 "model with `save_pretrained`"
             )
 
@@ -67,16 +65,6 @@ class FolderWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files)
-
-    def _paths(self) -> list[Path]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            return [
-                self.folder / name
-                for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            ]
-        single = self.folder / "model.safetensors"
-        return [single] if single.is_file() else []
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator.canaries import Canary
 from envsdk.envs.swe.evaluator.stripping import gold_paths, is_protected
 from envsdk.envs.swe.tasks.patches import parse
-from envsdk.envs.swe.tasks.runtime import swe_cache
+from envsdk.envs.swe.tasks.runtime import cached
 from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, apply_patch, hidden_folder
 
@@ -26,8 +25,7 @@ def tests_folder(task: Task, base: Path) -> Path:
     Raises ConfigurationError: the test patch does not apply.
     """
     key = f"{base.name}\n{sorted(gold_paths(task))}\n{task.hidden_tests}\n{task.test_patch}"
-    digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
-    target = swe_cache() / "tests" / digest
+    target = cached("tests", key)
     if target.is_dir():
         return target
     hidden = hidden_folder(base)

@@ -6,7 +6,6 @@ no copy of the solution in sight -> gold patch resolves it -> empty patch does n
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from envsdk.envs.swe.evaluator.grade import evaluate
 from envsdk.envs.swe.evaluator.stripping import gold_paths
 from envsdk.envs.swe.tasks.images import prepare_image
 from envsdk.envs.swe.tasks.leaks import leaks
-from envsdk.envs.swe.tasks.runtime import hidden_packages, library_folders, swe_cache
+from envsdk.envs.swe.tasks.runtime import cached, hidden_packages, library_folders
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.rewards.sandbox.contract import Image, SandboxBackend, SandboxError
@@ -119,13 +118,11 @@ async def _image(task: Task, backend: SandboxBackend) -> Image | str:
 
 def _cache_file(task: Task, image: Image | str, backend: SandboxBackend) -> Path:
     shown = image if isinstance(image, str) else f"{image.tree} {image.python}"
-    identity = f"{VERSION} {backend.name} {task.content_hash()} {shown}"
-    return swe_cache() / "validated" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    return cached("validated", f"{VERSION} {backend.name} {task.content_hash()} {shown}", ".json")
 
 
 def _bits_file(task: Task) -> Path:
-    identity = f"{VERSION} {task.content_hash()}"
-    return swe_cache() / "strengths" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    return cached("strengths", f"{VERSION} {task.content_hash()}", ".json")
 
 
 def _copies(tasks: Sequence[Task], images: dict[str, Image | str]) -> dict[str, list[str]]:

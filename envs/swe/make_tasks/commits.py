@@ -119,10 +119,10 @@ class Clone:
         }
         return (*sorted(below), ".")
 
-    def top_modules(self, roots: Sequence[str], commit: str = "HEAD") -> set[str]:
+    def top_modules(self, roots: Sequence[str]) -> set[str]:
         """Names of the modules and packages right below `roots`."""
         found = set()
-        for name in self._git("ls-tree", "-r", "--name-only", commit).splitlines():
+        for name in self._git("ls-tree", "-r", "--name-only", "HEAD").splitlines():
             for root in roots:
                 if name.endswith(".py") and PurePosixPath(name).is_relative_to(root):
                     found.add(PurePosixPath(name).relative_to(root).parts[0].removesuffix(".py"))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path, PurePosixPath
 
 from envsdk.base.store.atomic import made_once, make_folder, write_json_atomically
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.archives import unpack_tar
-from envsdk.envs.swe.tasks.runtime import empty_folder, hidden_packages, runtime_python, swe_cache
+from envsdk.envs.swe.tasks.runtime import cached, empty_folder, hidden_packages, runtime_python
 from envsdk.envs.swe.tasks.task import ImageSource, Task
 from envsdk.envs.swe.tasks.trees import PatchDoesNotApply, base_folder, base_tree, finish_base
 from envsdk.rewards.sandbox.contract import WORKDIR, Image, Limits, SandboxBackend, SandboxError
@@ -79,8 +78,7 @@ async def installed_modules(task: Task, backend: SandboxBackend) -> frozenset[st
     if not isinstance(task.source, ImageSource):
         return frozenset()
     interpreter = task.tests.python or "python"
-    identity = f"{task.source.image} {task.source.workdir} {interpreter}"
-    file = swe_cache() / "modules" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    file = cached("modules", f"{task.source.image} {task.source.workdir} {interpreter}", ".json")
     if not file.is_file():
         image = Image(container=task.source.image, workdir=task.source.workdir)
         sandbox = await backend.start(image)

@@ -35,6 +35,12 @@ def swe_cache() -> Path:
     return cache_folder() / "swe"
 
 
+def cached(kind: str, identity: str, suffix: str = "") -> Path:
+    """Where what `identity` describes in full is kept among others of its kind."""
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:24]
+    return swe_cache() / kind / f"{digest}{suffix}"
+
+
 @lru_cache
 def runtime_python(packages: tuple[str, ...] = ("pytest",)) -> Path:
     """The interpreter of a virtual environment with `packages` and what they need, in the versions used here.

@@ -18,7 +18,7 @@ from pathlib import Path
 from envsdk.base.store.atomic import made_once, move_once
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.tasks.patches import parse
-from envsdk.envs.swe.tasks.runtime import swe_cache
+from envsdk.envs.swe.tasks.runtime import cached
 from envsdk.envs.swe.tasks.task import GitSource, ImageSource, RepoSource, Task, TextSource, TreeSource
 
 _LEFT_OUT = (".git", "__pycache__", "*.pyc", ".pytest_cache", ".hypothesis", "*.egg-info")
@@ -99,9 +99,7 @@ def base_folder(source: RepoSource, setup_patch: str, hidden: tuple[str, ...] = 
             identity = f"{repository.resolve()} {commit}"
         case ImageSource(image=image, workdir=workdir):
             identity = f"{image} {workdir}"
-    key = f"{type(source).__name__} {identity}\n{hidden}\n{setup_patch}"
-    digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
-    return swe_cache() / "trees" / digest
+    return cached("trees", f"{type(source).__name__} {identity}\n{hidden}\n{setup_patch}")
 
 
 def apply_patch(folder: Path, patch: str) -> None:

@@ -396,10 +396,9 @@ def chat_fields(
     ignored: Iterable[str],
     history: GrowingList | None = None,
     *,
-    is_cut_to_room: bool = False,
     patterns: Mapping[str, str] | None = None,
 ) -> ChatFields:
-    """The chat request that a request of another protocol means. Raises ApiError.
+    """The chat request that a request of another protocol means, cut to room. Raises ApiError.
 
     `patterns`: regular expressions of the one argument, `input`, of functions by name.
     """
@@ -407,7 +406,7 @@ def chat_fields(
     _check_chat(fields)
     _take_messages(fields, history)
     fields._ignored = tuple(ignored)
-    fields._is_cut_to_room = is_cut_to_room
+    fields._is_cut_to_room = True
     fields._patterns = patterns or {}
     return fields
 

@@ -9,7 +9,6 @@ What gold does not confirm stays as it was: first a claim, then a function, then
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -38,7 +37,7 @@ from envsdk.envs.swe.evaluator.sealing.tolerance import tolerant_files
 from envsdk.envs.swe.evaluator.sealing.values import fields_of, holds
 from envsdk.envs.swe.evaluator.stripping import Installed, Stripped, strip
 from envsdk.envs.swe.evaluator.trial import try_patch
-from envsdk.envs.swe.tasks.runtime import swe_cache
+from envsdk.envs.swe.tasks.runtime import cached
 from envsdk.envs.swe.tasks.task import Outcome, Runner, Task
 from envsdk.rewards.sandbox.contract import ExecEnd, Image, SandboxBackend, SandboxError
 from envsdk.rewards.sandbox.scratch import scratch_folder
@@ -95,7 +94,7 @@ async def sealed_tests(
     """
     content = await asyncio.to_thread(task.content_hash)
     identity = f"{VERSION} {backend.name} {content} {image.tree} {image.python} {tests.name}"
-    target = swe_cache() / "sealed" / hashlib.sha256(identity.encode()).hexdigest()[:24]
+    target = cached("sealed", identity)
     async with lock_of(target):
         if not target.is_dir():
             maker = await asyncio.to_thread(_Maker, task, image, tests, installed, backend)

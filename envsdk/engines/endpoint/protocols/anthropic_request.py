@@ -181,7 +181,7 @@ def read_messages(body: bytes, histories: Histories) -> ChatFields:
             values["response_format"] = form
         elif setting is not None:
             ignored.append(f"output_config.{name}")
-    return chat_fields(values, ignored, histories["chat"], is_cut_to_room=True)
+    return chat_fields(values, ignored, histories["chat"])
 
 
 def _without_billing(text: str, ignored: list[str]) -> str:

@@ -242,7 +242,7 @@ def read_responses(body: bytes, histories: Histories) -> ResponsesRequest:
         "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
     }
     return ResponsesRequest(
-        fields=chat_fields(chat, ignored, histories["chat"], is_cut_to_room=True, patterns=patterns),
+        fields=chat_fields(chat, ignored, histories["chat"], patterns=patterns),
         tools=names,
         echoed={name: values.get(name, default) for name, default in _ECHOED.items()},
         seals_reasoning=ENCRYPTED in (asked.include or ()),
