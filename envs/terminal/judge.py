@@ -42,6 +42,7 @@ from envsdk.rewards.sandbox import ExecEnd, Sandbox, SandboxFileError
 
 TEST = f"{TESTS}/test.sh"
 MAX_REWARD_BYTES = 1 << 20
+KILLED = 137
 SHOWN_OUTPUT = 4000
 EMPTY = f"""\
 [ -d /logs ] || rm -f /logs
@@ -69,14 +70,14 @@ class Checked:
     output: str
     """The end of what the verifier printed."""
     time_share: float = 0.0
-    """Of the verifier's time-out, what it took."""
+    """Share of the verifier's time-out that it took."""
 
 
 Again = Callable[[], Awaitable[Checked]]
 
 
 class CutOff(NoReward):
-    """A verifier has run out of time, or of anything else."""
+    """A verifier has run out of time, or of anything else, or was killed."""
 
     def __init__(self, why: str, again: Again) -> None:
         super().__init__(why)
@@ -181,9 +182,8 @@ async def _run(boxes: Boxes, stage: Stage, box: Sandbox, left_out: tuple[str, ..
     try:
         found = read_rewards(*[await _content(box, path) for path in rewards])
     except NoReward as error:
-        raise NoReward(
-            f"{error}; the verifier ended with code {ended.returncode}: {output[-300:].strip()}"
-        ) from None
+        why = f"{error}; the verifier ended with code {ended.returncode}: {output[-300:].strip()}"
+        raise CutOff(why, again) if ended.returncode == KILLED else NoReward(why) from None
     share = ended.elapsed_s / plan.timeout_s
     return Checked(rewards=found, how=CHECKED[plan.mode], left_out=left_out, output=output, time_share=share)
 

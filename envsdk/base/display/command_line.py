@@ -11,16 +11,18 @@ import errno
 import functools
 import logging
 import os
+import signal
 import sqlite3
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import ParamSpec
 
 import typer
 
 from envsdk.base.display.terminal import say, visible
-from envsdk.base.processes.interrupts import end_when_told, was_told_to_end
 from envsdk.base.settings.extras import missing_package
 from envsdk.contracts.failures import INTERRUPTED, ConfigurationError, EnvsdkError, without_lone_surrogates
 
@@ -96,9 +98,25 @@ def run_app(
             raise KeyboardInterrupt
         return result if isinstance(result, int) else None
 
-    end_when_told()
+    told = _heed_sigterm()
     code = run()
-    return TOLD_TO_END if code == INTERRUPTED and was_told_to_end() else code
+    return TOLD_TO_END if code == INTERRUPTED and told else code
+
+
+def _heed_sigterm() -> Sequence[int]:
+    """Make SIGTERM end this process as Ctrl-C does, unless something else is done about it; lists it then."""
+    told: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has started it in its background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+    return told
 
 
 def _open_standard_streams() -> None:

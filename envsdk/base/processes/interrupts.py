@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 _was_pressed = False
-_was_told = False
 
 
 class ThreadInterrupted(KeyboardInterrupt):
@@ -61,24 +60,6 @@ def on_stop_signals(stop: Callable[[], object]) -> None:
     """Call `stop` from the running event loop at Ctrl-C and when the process is told to end."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-def end_when_told() -> None:
-    """Make SIGTERM end this process as Ctrl-C does, unless something else is done about it."""
-    if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _told_to_end)
-
-
-def was_told_to_end() -> bool:
-    return _was_told
-
-
-def _told_to_end(number: int, frame: FrameType | None) -> None:
-    global _was_told
-    _was_told = True
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started it in its background
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.raise_signal(signal.SIGINT)
 
 
 def ignore_ctrl_c() -> None:

@@ -12,7 +12,6 @@ import pytest
 from harbor_folders import write_task
 from terminal_episodes import make, play, solve
 
-from envsdk.envs.terminal.harbor.rewards import NoReward
 from tests.by_day import by_day
 
 pytestmark = pytest.mark.asyncio
@@ -291,11 +290,12 @@ async def test_a_program_that_the_verifier_runs_does_not_pay_itself(name: str) -
 
 
 async def test_a_program_that_ends_its_verifier_is_never_paid() -> None:
-    """It leaves no reward: the episode has no outcome, as of any verifier that breaks."""
+    """It leaves no reward, where the task's own solution does: the episode is scored 0."""
     env = make(None, instance_ids=["train/median_bug"])
-    with pytest.raises(NoReward, match="was written"):
-        await play(env, "echo 'import os; os.kill(os.getppid(), 9)' > /app/stats.py")
+    _, paid, info = await play(env, "echo 'import os; os.kill(os.getppid(), 9)' > /app/stats.py")
     await env.close()
+    assert (paid, info["success"]) == (0.0, False), info
+    assert "was written; the verifier ended with code 137" in info["artifacts_left_out"][-1]
 
 
 async def test_a_repository_is_read_without_its_configuration() -> None:

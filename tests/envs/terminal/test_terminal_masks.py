@@ -165,11 +165,12 @@ CUTS = {
     "prints_without_end": "yes",
     "takes_all_memory": "python3 -c 'x = bytearray(2 << 30)'; kill -9 $PPID",
     "fills_the_disk": "cat /dev/zero > /app/more; sleep 1000",
+    "kills_what_runs_it": "kill -9 $PPID",
 }
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", by_day(["sleeps"], CUTS))
+@pytest.mark.parametrize("name", by_day(["sleeps", "kills_what_runs_it"], CUTS))
 async def test_what_makes_a_verifier_run_into_its_limits_is_scored_0(
     name: str, where: str, tmp_path: Path
 ) -> None:

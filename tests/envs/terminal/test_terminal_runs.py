@@ -102,7 +102,9 @@ def test_sigterm_ends_a_run_with_its_sandboxes(tmp_path: Path) -> None:
     folder, state = write_task(tmp_path / "task", {"solution/solve.sh": "sleep 500"}), tmp_path / "state"
     settings = json.dumps({"images": {"*": "host"}, "state_dir": str(state)})
     arguments = (f"data={folder}", f"backend_settings={settings}", "validate=false", "command_timeout_s=600")
-    argv = [sys.executable, "-m", "envsdk.collect", "Terminal", *arguments, "--out", str(tmp_path / "out")]
+    patient = "import sys; from envsdk.base.processes import supervised; supervised.CLOSE_S = 50.0\n"
+    run = f"{patient}from envsdk.collect import main; sys.exit(main())"
+    argv = [sys.executable, "-c", run, "Terminal", *arguments, "--out", str(tmp_path / "out")]
     argv += ["--policy", "oracle", "-n", "1"]
     running = subprocess.Popen(
         argv,
