@@ -369,10 +369,7 @@ class TrajEnvManager:
 
 
 async def _act(policy: Policy, context: TurnContext) -> Reply:
-    """The policy's reply. This is the boundary of policies: their exceptions become PolicyFailed.
-
-    KeyboardInterrupt and SystemExit end the program.
-    """
+    """The policy's reply. This is the boundary of policies: their exceptions become PolicyFailed."""
     try:
         reply = await policy.act(context)
         if not isinstance(reply, Reply) or not isinstance(reply.text, str):

@@ -185,11 +185,13 @@ def _main(share: Share[Any], pipe: Connection, calls: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself
 
 
-def _played(share: Share[Any], send: Callable[[Any], None]) -> Exception | None:
-    """The error that ended it."""
+def _played(share: Share[Any], send: Callable[[Any], None]) -> BaseException | None:
+    """The error that ended it, and is to end the program."""
     try:
         share.play(send)
-    except EnvsdkError as error:
+    except ThreadInterrupted:
+        raise
+    except (EnvsdkError, KeyboardInterrupt, SystemExit) as error:
         return error
     except Exception:  # noqa: BLE001 - boundary: the supervisor raises it
         return RuntimeError(f"in a worker process:\n{traceback.format_exc()}")

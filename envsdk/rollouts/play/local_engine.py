@@ -198,6 +198,14 @@ class LocalEngine:
             self._engine = self._proxy = self._chat = None
             await self._running.aclose()
 
+    async def policies(self, generating: SamplingParams) -> Callable[[TagSetup], Policy]:
+        """The policy by setup, for one rollout."""
+        proxy, chat = await on_engine_loop(self._started())
+        sessions, length = f"rollout{next(self._num_rollouts)}.", self.sequence_length
+        return lambda setup: _OnEngineLoop(
+            setup.engine_policy(proxy, chat, generating, sequence_length=length), sessions
+        )
+
 
 def _detached(weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """As a stream, whose tensors the engine copies: the program goes on training its own."""
@@ -250,10 +258,4 @@ class EngineForm(PolicyForm):
 
     @asynccontextmanager
     async def open(self, num_slots: int) -> AsyncIterator[Callable[[TagSetup], Policy]]:
-        engine, generating = self._engine, self._generating
-        proxy, chat = await on_engine_loop(engine._started())
-        sessions = f"rollout{next(engine._num_rollouts)}."
-        length = engine.sequence_length
-        yield lambda setup: _OnEngineLoop(
-            setup.engine_policy(proxy, chat, generating, sequence_length=length), sessions
-        )
+        yield await self._engine.policies(self._generating)

@@ -138,6 +138,7 @@ def _that_waits(streaming: Callable[P, object]) -> Callable[P, Trajectories]:
 
 
 rollout_sync = _that_waits(rollout)
+"""Play episodes and wait for all of them: takes what `rollout` takes, and works in a notebook as well."""
 
 
 async def _gathered(play: Play) -> Trajectories:

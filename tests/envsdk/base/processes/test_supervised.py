@@ -68,6 +68,28 @@ def test_environments_are_closed_after_ctrl_c(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
+class _Ending(Share[int]):
+    num_environments = 1
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def play(self, send: Callable[[int], None]) -> None:
+        raise self.error
+
+    def heard(self, event: int) -> None: ...
+
+    def isolated(self) -> _Ending:
+        raise AssertionError("its environments are not at fault")
+
+
+@pytest.mark.parametrize("error", [SystemExit(7), KeyboardInterrupt("own")])
+def test_what_ends_a_program_in_a_process_ends_the_supervisor_s(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        play_supervised([_Ending(error)], lambda event: None)
+    assert raised.value.args == error.args
+
+
 def test_a_process_that_does_not_hear_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "CLOSE_S", 0.1)
     pid = interrupted(_Open(tmp_path / "closed", is_deaf=True))
