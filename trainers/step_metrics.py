@@ -114,7 +114,7 @@ class StepMetrics:
 
     @property
     def loss(self) -> float:
-        """Of the micro-batches together."""
+        """That of the micro-batches together."""
         return self._found.get(("loss", ""), 0.0)
 
     def mean(self, name: str) -> float:
