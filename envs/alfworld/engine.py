@@ -15,7 +15,7 @@ import gc
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,8 @@ class Engine:
             max_games: Games that stay loaded when nobody plays them.
         """
         self._max_games = max_games
-        self._games: OrderedDict[str, LoadedGame] = OrderedDict()
+        self._games: OrderedDict[Game, LoadedGame] = OrderedDict()
+        """By what decides a game, so without its id."""
         self._sessions: dict[str, Session] = {}
         self._libraries = LibraryPool()
         memo.install(
@@ -116,7 +117,7 @@ class Engine:
             self._unload_unused()
 
     def _load(self, game: Game) -> LoadedGame:
-        key = _content_key(game)
+        key = replace(game, id="")
         loaded = self._games.get(key)
         if loaded is None:
             self._unload_unused()
@@ -236,8 +237,8 @@ class LoadedGame:
             },
             template=self.logic.actions[action].template,
             feedback_rule=self.logic.actions[action].feedback_rule,
+            command_is_fixed=_is_fixed(self.logic.actions[action].template),
         )
-        operator.command_is_fixed = _is_fixed(operator.template)
         self._operators[operator.id] = operator
         return operator
 
@@ -253,7 +254,7 @@ class Operator:
     variables: Mapping[str, EntityInfo]
     template: str
     feedback_rule: str
-    command_is_fixed: bool = False
+    command_is_fixed: bool
     """The template's condition, if any, is about what never changes."""
     command: str | None = None
     effects: Sequence[tuple[Proposition, Proposition]] | None = None
@@ -412,15 +413,6 @@ def shipped_domain() -> str:
 @cache
 def shipped_grammar() -> str:
     return Path(alfworld.info.ALFRED_TWL2_PATH).read_text()
-
-
-def _content_key(game: Game) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (game.domain, game.grammar, game.description, game.problem, repr(game.goal)):
-        # Absent stands for what ALFWorld ships; empty is empty.
-        digest.update((-1 if part is None else len(part)).to_bytes(8, "big", signed=True))
-        digest.update((part or "").encode())
-    return digest.hexdigest()
 
 
 def _entities(state: State) -> dict[str, EntityInfo]:

@@ -15,10 +15,9 @@ What the engine derives, and in which order, stays its own; only its inputs come
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import envsdk.envs.alfworld.textworld_import  # noqa: F401
 
@@ -32,32 +31,12 @@ from textworld.logic import Rule
 
 from envsdk.envs.alfworld.translations import Translation, TranslationStore
 
-Value = TypeVar("Value")
-
 _MAX_REMEMBERED = 4096
 _PLACEHOLDER = "UNKNOWN GOAL"
 _TASK = re.compile(r'"rhs": "Your task is to: (?P<goal>[A-Za-z0-9 ,\'-]+)\."')
 """The one rule in which two games' grammars differ, as long as its text has nothing to be interpreted."""
 
 _pddl2sas = fast_downward.pddl2sas
-
-
-class Memory:
-    """The newest values of a function by its arguments."""
-
-    def __init__(self, limit: int = _MAX_REMEMBERED) -> None:
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
-        self._limit = limit
-
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        if key in self._values:
-            self._values.move_to_end(key)
-            value: Value = self._values[key]
-            return value
-        value = self._values[key] = make()
-        if len(self._values) > self._limit:
-            self._values.popitem(last=False)
-        return value
 
 
 def install(store: TranslationStore) -> None:
@@ -130,32 +109,26 @@ def _task(translation: Translation) -> Any:
 
 
 def _remember_rules() -> None:
-    parse = Rule.parse_conjunctive_query.__func__
-    memory = Memory()
-    Rule.parse_conjunctive_query = classmethod(
-        lambda cls, expression: memory.get(expression, lambda: parse(cls, expression))
-    )
-    convert = textgen._parse_and_convert
-    symbols = Memory()
+    parse: Any = lru_cache(_MAX_REMEMBERED)(Rule.parse_conjunctive_query.__func__)
+    Rule.parse_conjunctive_query = classmethod(parse)
+    convert = lru_cache(_MAX_REMEMBERED)(textgen._parse_and_convert)
 
     def parse_and_convert(text: str, rule_name: str | None = None, **options: Any) -> Any:
-        parsed = symbols.get((text, rule_name), lambda: convert(text, rule_name=rule_name))
-        return _shallow_copy(parsed)
+        return _shallow_copy(convert(text, rule_name=rule_name))
 
     textgen._parse_and_convert = parse_and_convert
 
 
 def _remember_grammars() -> None:
-    convert = pddl_logic._parse_and_convert
-    memory = Memory(limit=8)
+    convert = lru_cache(8)(pddl_logic._parse_and_convert)
 
     def parse_and_convert(text: str, rule_name: str | None = None, **options: Any) -> Any:
         matches = list(_TASK.finditer(text))
         if len(matches) != 1:
-            return memory.get(text, lambda: convert(text, rule_name=rule_name, **options))
+            return convert(text, rule_name=rule_name, **options)
         goal = matches[0]["goal"]
         general = text[: matches[0].start("goal")] + _PLACEHOLDER + text[matches[0].end("goal") :]
-        actions, grammar = memory.get(general, lambda: convert(general, rule_name=rule_name, **options))
+        actions, grammar = convert(general, rule_name=rule_name, **options)
         return actions, _with_goal(grammar, goal)
 
     pddl_logic._parse_and_convert = parse_and_convert
@@ -192,12 +165,14 @@ def _shallow_copy(value: Any) -> Any:
 
 
 def _compile_expressions() -> None:
-    memory = Memory()
     names = vars(textgen)
+
+    @lru_cache(_MAX_REMEMBERED)
+    def compiled(expression: str) -> Any:
+        return compile(expression.strip(), "<grammar>", "eval")
 
     def derive(self: Any, context: Any = None) -> list[Any]:
         context = context or self.context
-        code = memory.get(self.expression, lambda: compile(self.expression.strip(), "<grammar>", "eval"))
-        return [textgen.TerminalSymbol(eval(code, names, dict(context["variables"])))]
+        return [textgen.TerminalSymbol(eval(compiled(self.expression), names, dict(context["variables"])))]
 
     textgen.EvalSymbol.derive = derive

@@ -80,7 +80,6 @@ class Plan:
     episode_deadline_s: float = 600.0
     seed: int = 0
     num_steps: int = 12
-    routing: Literal["auto", "router", "least_loaded"] = "auto"
 
     def simulated(self, candidate: Candidate) -> Simulated:
         """What is simulated for this candidate. ConfigurationError when it is impossible."""
@@ -114,7 +113,6 @@ class Plan:
             weight_update=self.weight_update,
             keeps_groups_together=self.keeps_groups_together,
             is_rejected=dropped_groups(episodes, self.seed),
-            routing=self.routing,
         )
 
     def evaluate(self, candidate: Candidate) -> Row:

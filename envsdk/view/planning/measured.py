@@ -205,7 +205,7 @@ def _base_times(
 
 
 def _fit_train(steps: Sequence[Mapping[str, float]], num_episodes: float, devices: int) -> TrainTime:
-    """A line through (tokens, seconds) of the steps where their tokens differ enough; else in proportion."""
+    """Seconds in proportion to tokens: the median of the steps' ratios."""
     known = [
         (row["rollout/sequence_tokens_mean"] * num_episodes, row["time/train_s"])
         for row in steps
