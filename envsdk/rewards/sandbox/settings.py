@@ -60,7 +60,7 @@ class ContainerSettings(RemoteSettings):
     program: str | None = None
     """Command to call, by name or path; absent, the backend's own."""
     image: str = "python:3.11"
-    """Container image where an image names none: it needs bash, tar, findutils and, for `diff()`, git."""
+    """Container image where an image names none: it needs bash, tar, gzip, findutils; for `diff()`, git."""
     user: str | None = None
     """User inside, as `run --user` takes it; absent, the container image's."""
     run_options: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ PROGRAMS = (
         "stty",
         "tail",
         "tar",
+        "gzip",
         "tee",
         "test",
         "timeout",
