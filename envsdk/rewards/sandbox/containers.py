@@ -33,6 +33,7 @@ HOLDER = "envsdk.holder"
 _MAX_ANSWER_BYTES = 1 << 20
 _KINDS = {
     "container": (("ps", "--all", "--format={{.Names}}"), ".Config.Labels", ("rm", "--force", "--volumes")),
+    "image": (("images", "--quiet"), ".Config.Labels", ("rmi", "--force")),
     "volume": (("volume", "ls", "--quiet"), ".Labels", ("volume", "rm")),
 }
 """What a program that died may leave: how it is listed, where its labels are, how it is deleted."""
@@ -101,10 +102,12 @@ class CliContainer(Container):
     """Made before it starts, and deleted with it: those that none before it has made."""
     beside: dict[str, CliContainer] = field(default_factory=dict)
     """Containers in its network, which end with it."""
+    kept: list[str] = field(default_factory=list)
+    """Images made of it."""
 
     async def start(self, image: str) -> None:
         """Raises ConfigurationError: there is no such image. Raises SandboxError: the program refused."""
-        for volume in self.volumes:
+        for volume in () if self.kept else self.volumes:
             await self.command.ask("volume", "create", *_labels(), volume)
         try:
             async with self.starts:
@@ -155,12 +158,24 @@ class CliContainer(Container):
         size = await self._inspect("{{.SizeRw}}", "--size")
         return int(size) if size.isdigit() else 0
 
+    async def keep(self) -> str:
+        name = f"envsdk-kept:{self.name}-{len(self.kept)}"
+        await self.command.ask("commit", "--pause=false", self.name, name)
+        self.kept.append(name)
+        return name
+
+    async def replaced_by(self, kept: str) -> None:
+        await self.command.ask("rm", "--force", "--volumes", self.name)
+        await self.start(kept)
+
     async def end(self) -> None:
         for container in reversed(self.beside.values()):  # podman deletes none that others depend on
             await container.remove()
         await self.command.ask("rm", "--force", "--volumes", self.name)
         if self.volumes:
             await self.command.ask("volume", "rm", *self.volumes)
+        if self.kept:
+            await self.command.ask("rmi", "--force", *self.kept)
 
     async def _inspect(self, template: str, *options: str) -> str:
         return await self.command.ask("container", "inspect", *options, "--format", template, self.name)
@@ -310,7 +325,7 @@ class ContainerBackend(RemoteBackend):
             )
 
     async def _sweep(self) -> None:
-        """Delete the containers of this machine's programs that have died, and their volumes."""
+        """Delete the containers of this machine's programs that have died, and what they leave."""
         try:
             found = {
                 kind: (await self._command.ask(*listed, "--filter", f"label={LABEL}")).split()

@@ -278,7 +278,7 @@ class Sandbox(Protocol):
         ...
 
     async def snapshot(self) -> Snapshot:
-        """All files on bubblewrap, which copies none; elsewhere what `pack` gives."""
+        """All files, where the backend has layers or images of its own; elsewhere what `pack` gives."""
         ...
 
     async def restore(self, snapshot: Snapshot) -> None:

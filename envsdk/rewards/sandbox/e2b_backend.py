@@ -18,7 +18,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -73,21 +73,23 @@ class E2BContainer(Container):
     lay: Callable[[], Awaitable[Mapping[str, str]]]
     """Sends the image's folders to a server of ours; returns the metadata that asks for them."""
     running: Any = None
+    kept: list[str] = field(default_factory=list)
+    """Snapshots of it."""
 
     async def start(self, image: str) -> None:
         """Raises ConfigurationError: it has no such template, or limits. Raises SandboxError."""
-        from e2b import AsyncSandbox
-
-        metadata = {**self.metadata, **await self.lay()}
         try:
-            async with self.starts, told():
-                self.running = await AsyncSandbox.create(
-                    image, metadata=metadata, **self.options, **self.access
-                )
+            await self._create(image, {**self.options, "metadata": {**self.metadata, **await self.lay()}})
         except SandboxError as error:
             if getattr(error.__cause__, "status_code", None) in _OF_THE_IMAGE:
                 raise ConfigurationError(str(error)) from error
             raise
+
+    async def _create(self, template: str, options: Mapping[str, Any]) -> None:
+        from e2b import AsyncSandbox
+
+        async with self.starts, told():
+            self.running = await AsyncSandbox.create(template, **options, **self.access)
         await self.meet()
 
     async def shell(self, shell: Shell) -> Finished:
@@ -205,12 +207,23 @@ class E2BContainer(Container):
         await self.shell(Shell(argv=["bash", "-c", f": > {ENDED}"], timeout_s=60))
         return True
 
+    async def keep(self) -> str:
+        async with told():
+            snapshot = await self.running.create_snapshot()
+        self.kept.append(snapshot.snapshot_id)
+        return self.kept[-1]
+
+    async def replaced_by(self, kept: str) -> None:
+        async with told():
+            await self.running.kill()
+        await self._create(kept, {**self.options, "metadata": self.metadata})
+
     async def fork(self) -> E2BContainer:
         async with told():
             [forked] = await self.running.fork(timeout=self.options["timeout"], count=1)
             if isinstance(forked, Exception):
                 raise forked
-        made = replace(self, waiting_process="1", running=forked)
+        made = replace(self, waiting_process="1", running=forked, kept=[])
         await made.meet()
         return made
 
@@ -218,6 +231,8 @@ class E2BContainer(Container):
         if self.running is not None:
             async with told():
                 await self.running.kill()
+                for snapshot in self.kept:
+                    await self.running.delete_snapshot(snapshot, **self.access)
 
 
 @lru_cache

@@ -22,7 +22,7 @@ from typing import IO, Any, ClassVar
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rewards.sandbox import scripts
-from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, check_image
+from envsdk.rewards.sandbox.contract import ExecEnd, Image, Limits, SandboxError, Snapshot, check_image
 from envsdk.rewards.sandbox.process import Finished
 from envsdk.rewards.sandbox.settings import RemoteSettings
 from envsdk.rewards.sandbox.shell_sandbox import ShellSandbox, Work, as_file
@@ -108,7 +108,7 @@ class Container(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Delete it. Raises OSError or SandboxError."""
+        """Delete it with all that was kept of it. Raises OSError or SandboxError."""
 
     async def end_all(self) -> bool:
         """Have the waiting process kill all others; False: this kind of container takes no signals."""
@@ -121,6 +121,14 @@ class Container(ABC):
     async def disk_bytes(self) -> int:
         """What its files take beyond its image; 0 where that is not known."""
         return 0
+
+    async def keep(self) -> str:
+        """Keep all of its files as an image; returns the image's name, or nothing where there are none."""
+        return ""
+
+    async def replaced_by(self, kept: str) -> None:
+        """Go on as a new container of what `keep` returned."""
+        raise NotImplementedError
 
     async def meet(self) -> None:
         """Ask which process inside starts all others. Raises SandboxError: none answers."""
@@ -254,6 +262,19 @@ class RemoteSandbox(ShellSandbox):
         )
         async with packed(repository.parent, ".git", ".git") as archive:
             yield script, archive
+
+    async def snapshot(self) -> Snapshot:
+        await self.end_processes()
+        async with self._in_use(), self.slots:
+            kept = await self.container.keep()
+        return kept or await super().snapshot()
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        if not isinstance(snapshot, str):
+            return await super().restore(snapshot)
+        async with self._in_use(), self.slots:
+            await self.container.replaced_by(snapshot)
+            self._kills = 0
 
     async def alive(self) -> bool:
         return not self._closed and await self.container.is_running()

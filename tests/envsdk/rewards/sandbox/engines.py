@@ -51,6 +51,9 @@ class Engine:
     def containers(self) -> list[str]:
         return self.call("ps", "--all", "--quiet", "--filter", "label=envsdk.rewards.sandbox").split()
 
+    def kept_images(self) -> list[str]:
+        return self.call("images", "--quiet", "--filter", "label=envsdk.rewards.sandbox").split()
+
 
 @contextlib.contextmanager
 def open_engine(folder: Path) -> Iterator[Engine]:

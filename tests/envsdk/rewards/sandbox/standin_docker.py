@@ -113,10 +113,15 @@ def main() -> None:
         print("\n".join(folder.name for folder in CONTAINERS.iterdir()))
     elif subcommand == "image":
         raise SystemExit(int(arguments[1].startswith("nosuch") or (HERE / "no-images").exists()))
-    elif subcommand == "volume":
+    elif subcommand in ("images", "volume"):
         pass  # none has a label
     elif subcommand == "rm":
         shutil.rmtree(files(rest[0]))
+    elif subcommand == "commit":
+        shutil.copytree(files(rest[0]) / "files", IMAGES / rest[1].replace(":", "_"), symlinks=True)
+    elif subcommand == "rmi":
+        for image in rest:
+            shutil.rmtree(IMAGES / image.replace(":", "_"))
     else:
         refuse(f"docker: '{subcommand}' is not a docker command.")
 

@@ -250,6 +250,7 @@ from envsdk.rewards.sandbox import Image, open_backend
 async def main():
     backend = open_backend(sys.argv[1], {"image": sys.argv[2]})
     sandboxes = [await backend.start(Image()) for _ in range(3)]
+    await sandboxes[0].snapshot()
     print("up", flush=True)
     await asyncio.gather(*(sandbox.exec("sleep 600", timeout_s=900) for sandbox in sandboxes))
 
@@ -268,9 +269,11 @@ async def test_the_containers_of_a_killed_program_are_swept(
         assert await asyncio.to_thread(program.stdout.readline) == "up\n"
         program.send_signal(signal.SIGKILL)
     assert len(set(engine.containers()) - before) == 3
+    assert len(engine.kept_images()) == 1
     other = engine.backend()
     await other.probe()
     assert set(engine.containers()) == before
+    assert engine.kept_images() == []
     await other.aclose()
 
 
