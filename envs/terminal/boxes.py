@@ -47,6 +47,7 @@ _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _PACK = """\
 if [ -d {source} ]; then exec tar --sparse {excludes} -C {source} -cf {archive} .; fi
 if [ -f {source} ]; then exec tar --sparse --dereference -C {folder} -cf {archive} -- {name}; fi
+[ ! -e {source} ] || echo other
 exit 3
 """
 _NOT_THERE = 3
@@ -202,8 +203,7 @@ async def ours(sandbox: Sandbox, script: str, *, stdin: bytes = b"") -> None:
     if not result.ok:
         said = result.output.strip()[-300:]
         hint = _NO_RIGHTS if "Permission denied" in said and isinstance(sandbox, CliSandbox) else ""
-        is_machines = result.reason in (ExecEnd.INFRASTRUCTURE, ExecEnd.TIMEOUT)
-        kind = SandboxError if is_machines else BoxRuined
+        kind = SandboxError if result.reason is ExecEnd.INFRASTRUCTURE else BoxRuined
         raise kind(f"sandbox {sandbox.id}: {result.reason}: {said}{hint}")
 
 
@@ -246,10 +246,12 @@ async def lay(sandbox: Sandbox, archive: bytes, target: str, *, empties: bool = 
     await ours(sandbox, f"mkdir -p {into} && {emptied}tar -xf - -C {into} --no-same-owner", stdin=archive)
 
 
-async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime: float) -> Safe | None:
+async def taken(
+    agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime: float, timeout_s: float
+) -> Safe | None:
     """An artifact out of an agent's box; None where it is not there.
 
-    Raises Refused: it is over the bounds, or cannot be packed.
+    Raises Refused: it is over the bounds, or cannot be packed, or not in time.
     """
     archive = f"/tmp/.envsdk-{secrets.token_hex(8)}"
     sandbox = await agents.started()
@@ -262,9 +264,11 @@ async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime:
         excludes=" ".join(shlex.quote(f"--exclude={pattern}") for pattern in artifact.exclude),
         archive=archive,
     )
-    packed = await agents.exec(script, timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+    packed = await agents.exec(script, timeout_s=timeout_s, cwd="/", user=ROOT)
     try:
         if packed.returncode == _NOT_THERE:
+            if packed.output:
+                raise Refused("it is neither a file nor a folder")
             return None
         if not packed.ok and packed.returncode != 1:  # 1: a file has changed meanwhile, or cannot be read
             raise Refused(f"tar: {packed.reason}: {packed.output.strip()[-200:]}")
@@ -274,7 +278,7 @@ async def taken(agents: AgentsBox, artifact: Artifact, bounds: Bounds, *, mtime:
     except SandboxFileError as error:
         raise Refused(str(error)) from None
     finally:
-        await agents.exec(f"rm -f {archive}", timeout_s=MOVE_TIMEOUT_S, cwd="/", user=ROOT)
+        await agents.exec(f"rm -f {archive}", timeout_s=timeout_s, cwd="/", user=ROOT)
     return await asyncio.to_thread(made_safe, data, name, bounds, mtime=mtime)
 
 

@@ -139,14 +139,15 @@ async def _artifacts(
     if is_last:
         await sandbox.end_processes()
     archives: list[tuple[str, Safe]] = []
-    now = time.time()
+    now, until = time.time(), time.monotonic() + MOVE_TIMEOUT_S
     for artifact in stage.artifacts:
         source = absolute(artifact.source, sandbox.image.workdir)
         if covers_checks(source):
             left_out.append(f"{source}: the verifier's own files are there")
             continue
         try:
-            safe = await taken(agents, artifact, bounds, mtime=now)
+            left_s = max(1.0, until - time.monotonic())
+            safe = await taken(agents, artifact, bounds, mtime=now, timeout_s=left_s)
         except Refused as error:
             left_out.append(f"{source}: {error}")
             continue

@@ -223,7 +223,7 @@ async def test_a_user_that_a_box_lacks_is_the_tasks_fault(tmp_path: Path, key: s
 @pytest.mark.asyncio
 async def test_what_a_verifier_does_not_get_is_named(tmp_path: Path) -> None:
     toml = """
-artifacts = ["out.txt", "/app/there"]
+artifacts = ["out.txt", "/app/there", "/app/pipe"]
 [verifier]
 environment_mode = "separate"
 [[verifier.collect]]
@@ -233,11 +233,12 @@ command = "sleep 60"
 timeout_sec = 0.5
 """
     env = make(write_task(tmp_path, {"task.toml": toml}))
-    _, _, info = await play(env, "touch /app/there")
+    _, _, info = await play(env, "touch /app/there; mkfifo /app/pipe")
     assert info["details"]["artifacts_left_out"] == [
         "verifier.collect: 'echo too bad; exit 3' ended with code 3: too bad",
         "verifier.collect: 'sleep 60' ended with its timeout: ",
         "/app/out.txt: it is not there",
+        "/app/pipe: it is neither a file nor a folder",
     ]
     await env.close()
 

@@ -14,6 +14,7 @@ from harbor_folders import write_task
 from terminal_episodes import make, play, solve
 
 from envsdk.envs.shell.commands import SENTINEL
+from envsdk.envs.terminal import judge
 from envsdk.envs.terminal.harbor.rewards import NoReward
 from envsdk.envs.terminal.replies import format_command
 from envsdk.rewards.sandbox import SandboxError
@@ -33,6 +34,7 @@ WHERE = {
 TEST = '#!/bin/bash\n[ "$(cat /app/answer)" = yes ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
 PROGRAMS = "{tar,bash,sh,dash,cat,rm,mkdir,chmod,env,setpriv,python3}"
 NESTED = 'import os\nfor _ in range(3000): os.mkdir("d" * 200); os.chdir("d" * 200)'
+OTHER_TAR = "rm /usr/bin/tar && printf '#!/bin/sh\\n{}\\n' > /usr/bin/tar && chmod 755 /usr/bin/tar"
 RUINS = {
     # Programs and libraries.
     "no_tar": "rm -f /bin/tar /usr/bin/tar",
@@ -40,8 +42,8 @@ RUINS = {
     "no_shell": "rm -f /bin/{sh,dash} /usr/bin/{sh,dash}",
     "no_cat": "rm -f /bin/cat /usr/bin/cat",
     "no_tools": f"rm -f /bin/{PROGRAMS} /usr/bin/{PROGRAMS}",
-    "a_tar_that_fails": "printf '#!/bin/sh\\nexit 9\\n' > /usr/bin/tar",
-    "a_tar_that_hangs": "printf '#!/bin/sh\\nsleep 1000\\n' > /usr/bin/tar",
+    "a_tar_that_fails": OTHER_TAR.format("exit 9"),
+    "a_tar_that_hangs": OTHER_TAR.format("sleep 1000"),
     "no_loader": "rm -rf /lib64 /usr/lib64",
     "no_libc": "rm -f /lib/x86_64-linux-gnu/libc.so.6 /usr/lib/x86_64-linux-gnu/libc.so.6",
     "a_library_that_is_not_there_before_all_others": "echo /nonexistent.so > /etc/ld.so.preload",
@@ -104,6 +106,19 @@ async def test_a_ruined_box_is_scored_0(name: str, where: str, tmp_path: Path) -
 
 
 SHORT: dict[str, Any] = {"max_steps": 2, "command_timeout_s": 15}
+
+
+async def test_artifacts_share_the_time_that_it_may_take_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = WHERE["in_a_separate_box"].replace('"/app/answer", "/app/out"', '"a", "b", "c"')
+    env = make(write_task(tmp_path, {"task.toml": toml, "tests/test.sh": TEST}), **SHORT)
+    monkeypatch.setattr(judge, "MOVE_TIMEOUT_S", 2.0)  # of 300
+    _, paid, info = await play(env, f"touch /app/a /app/b /app/c; {RUINS['a_tar_that_hangs']}")
+    await env.close()
+    assert paid == 0.0
+    assert len(info["artifacts_left_out"]) == 4
+    assert all("tar: timeout" in each for each in info["artifacts_left_out"])
 
 
 async def test_what_broke_a_check_in_place_is_named(tmp_path: Path) -> None:
