@@ -24,7 +24,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.trainer import TrainerConfig, TrainerRank
 from envsdk.trainers.causal_lm import CausalLM
 from envsdk.trainers.packing import Row, divide
-from envsdk.trainers.policy_trainer import ScoreKind, validated_settings
+from envsdk.trainers.policy_trainer import Found, ScoreKind, validated_settings
 from envsdk.trainers.process_group import (
     all_gather,
     full_tensor,
@@ -33,7 +33,7 @@ from envsdk.trainers.process_group import (
     raise_on_all_ranks,
 )
 from envsdk.trainers.torch_checkpoint import StoredCheckpoint, write_state, write_tensors
-from envsdk.trainers.torch_trainer import Found, TorchTrainer
+from envsdk.trainers.torch_trainer import TorchTrainer
 from envsdk.trainers.training_args import FSDP2StrategyConfig
 
 

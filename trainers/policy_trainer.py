@@ -37,6 +37,7 @@ from envsdk.trainers.packing import Row, make_row
 from envsdk.trainers.step_metrics import StepMetrics
 from envsdk.trainers.training_args import TrainingArgs
 
+Found = TypeVar("Found")
 Strategy = TypeVar("Strategy", bound=BaseModel)
 
 
@@ -105,9 +106,9 @@ class PolicyTrainer(Trainer):
             f"critic_warmup: {type(self).__name__} cannot train the value head alone; set it to 0"
         )
 
-    def _merged(self, tally: StepMetrics) -> StepMetrics:
-        """The tally over all ranks."""
-        return tally
+    def _all_gather(self, found: Found) -> list[Found]:
+        """The values of all ranks, in their order, on every rank."""
+        return [found]
 
     def train_step(self, batch: TrainBatch) -> dict[str, float]:
         """One batch: `ppo_epochs` passes in mini-batches of `ppo_mini_batch_size` trajectories."""
@@ -148,7 +149,7 @@ class PolicyTrainer(Trainer):
         """One optimizer step."""
         tally = StepMetrics()
         self._accumulate(rows, tally)
-        tally = self._merged(tally)
+        tally = StepMetrics.merge(self._all_gather(tally))
         if not math.isfinite(tally.loss):
             self._zero_grad()
             raise TrainerError(f"the loss is {tally.loss}")
@@ -176,6 +177,11 @@ class PolicyTrainer(Trainer):
         )
         for index, logprobs in zip(missing, scored, strict=True):
             rows.add_proximal(index, logprobs)
+
+    def _of_all_ranks(self, scores: dict[int, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """The scores of all rows in their order, of which each rank has some, by the row's number."""
+        whole = {number: found for part in self._all_gather(scores) for number, found in part.items()}
+        return [whole[number] for number in range(len(whole))]
 
     def _score_all_tokens(
         self,

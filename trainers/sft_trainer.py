@@ -40,7 +40,7 @@ class SftTrainer(TorchTrainer):
 
         tally = StepMetrics()
         self._accumulate_with(imitate, rows, tally)
-        tally = self._merged(tally)
+        tally = StepMetrics.merge(self._all_gather(tally))
         norm, learning_rate = self._optimizer_step()
         return {
             "sft/loss": tally.loss,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,7 +39,6 @@ from envsdk.trainers.training_args import TorchStrategyConfig, TrainingArgs
 _KERNELS = 64
 """Those of two micro-batches: hardly any two have the same size."""
 
-Found = TypeVar("Found")
 Learn = Callable[[MicroBatch, StepMetrics], Tensor]
 """The loss of a micro-batch, a scalar to go backward from; a filler's weighs nothing."""
 
@@ -251,15 +250,7 @@ class TorchTrainer(PolicyTrainer):
             ends = np.cumsum([len(rows[index].scored) for index in micro.rows])
             if not micro.is_filler:
                 found |= zip(micro.rows, np.split(scores_N, ends[:-1]), strict=True)
-        results = {index: scores for part in self._all_gather(found) for index, scores in part.items()}
-        return [results[index] for index in range(len(rows))]
-
-    def _merged(self, tally: StepMetrics) -> StepMetrics:
-        return StepMetrics.merge(self._all_gather(tally))
-
-    def _all_gather(self, found: Found) -> list[Found]:
-        """The values of all ranks, in their order, on every rank."""
-        return [found]
+        return self._of_all_ranks(found)
 
     def _pack(self, rows: Sequence[Row]) -> list[MicroBatch]:
         ranks = self.config.rank

@@ -69,7 +69,7 @@ class Engine:
         """
         self._max_games = max_games
         self._games: OrderedDict[Game, LoadedGame] = OrderedDict()
-        """By what decides a game, so without its id."""
+        """Loaded games by what decides them: the game without its id."""
         self._sessions: dict[str, Session] = {}
         self._libraries = LibraryPool()
         memo.install(

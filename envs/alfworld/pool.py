@@ -121,6 +121,7 @@ class EngineProcess:
         self._has_answered = False
         self.num_games = 0
         self.resident_mb = 0
+        """The most so far, so that a process which is spent stays so."""
 
     @property
     def pid(self) -> int:
@@ -138,7 +139,7 @@ class EngineProcess:
                 raise _ProcessLost
             ended = tuple(self.ended.popleft() for _ in range(len(self.ended)))
             answer = self._exchange(Request(verb=verb, arguments=arguments, options=options, ended=ended))
-        self.resident_mb = answer.resident_mb
+        self.resident_mb = max(self.resident_mb, answer.resident_mb)
         if answer.bad_game:
             raise GameDataError(answer.bad_game)
         if answer.error:
@@ -197,29 +198,23 @@ class EnginePool:
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self._lock = threading.RLock()
-        self._active: list[EngineProcess] = []
-        self._retired: list[EngineProcess] = []
+        self._players: dict[EngineProcess, set[str]] = {}
+        """Sessions by process, of those that answer: the spent ones get no new games."""
         self._ending: list[EngineProcess] = []
         """Ended, but perhaps not reaped yet."""
-        self._players: dict[EngineProcess, set[str]] = {}
-        """Sessions by process."""
         self._abandoned: deque[tuple[EngineProcess, str]] = deque()
 
     def take(self, game: Game, session: str) -> EngineProcess:
         """A process for a session of `game`, counted as its player until `release`."""
         with self._lock:
             self._tidy()
-            loads = [len(self._players[process]) for process in self._active]
+            active = [process for process in self._players if not process.is_spent]
+            loads = [len(self._players[process]) for process in active]
             slot = choose_process(
                 loads, most_processes=self.settings.most_processes, preferred=zlib.crc32(game.id.encode())
             )
-            if slot is None:
-                process = EngineProcess(self.settings)
-                self._active.append(process)
-                self._players[process] = set()
-            else:
-                process = self._active[slot]
-            self._players[process].add(session)
+            process = EngineProcess(self.settings) if slot is None else active[slot]
+            self._players.setdefault(process, set()).add(session)
             process.num_games += 1
             return process
 
@@ -235,14 +230,13 @@ class EnginePool:
     def processes(self) -> list[EngineProcess]:
         """Those that answer."""
         with self._lock:
-            return [*self._active, *self._retired]
+            return list(self._players)
 
     def close(self) -> None:
         """End all processes. Games that are still played go on in new ones."""
         with self._lock:
-            ending = [*self._active, *self._retired, *self._ending]
-            self._active, self._retired, self._ending = [], [], []
-            self._players.clear()
+            ending = [*self._players, *self._ending]
+            self._players, self._ending = {}, []
         for process in ending:
             process.end()
         for process in ending:
@@ -255,25 +249,13 @@ class EnginePool:
             if players is not None and session in players:
                 players.discard(session)
                 process.ended.append(session)
-        for process in [*self._active, *self._retired]:
-            if process.is_lost:
-                self._drop(process)
-        for process in list(self._active):
-            if process.is_spent:
-                self._active.remove(process)
-                self._retired.append(process)
-        for process in list(self._retired):
-            if not self._players[process]:
-                self._drop(process)
-                process.end()
+        for process, players in list(self._players.items()):
+            if process.is_lost or (process.is_spent and not players):
+                del self._players[process]
+                self._ending.append(process)
+                if not process.is_lost:
+                    process.end()
         self._ending = [process for process in self._ending if not process.has_exited()]
-
-    def _drop(self, process: EngineProcess) -> None:
-        for processes in (self._active, self._retired):
-            if process in processes:
-                processes.remove(process)
-        del self._players[process]
-        self._ending.append(process)
 
 
 class RemoteGame:

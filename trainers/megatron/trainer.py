@@ -47,7 +47,7 @@ from envsdk.trainers.megatron.token_outputs import (
 )
 from envsdk.trainers.objective import TokenOutputs, TrainRow
 from envsdk.trainers.packing import Row
-from envsdk.trainers.policy_trainer import PolicyTrainer, ScoreKind, validated_settings
+from envsdk.trainers.policy_trainer import Found, PolicyTrainer, ScoreKind, validated_settings
 from envsdk.trainers.pretrained_folder import write_pretrained
 from envsdk.trainers.process_group import all_gather, on_first_rank
 from envsdk.trainers.step_metrics import StepMetrics
@@ -261,11 +261,10 @@ class MegatronTrainer(PolicyTrainer):
             return scores.sum()
 
         self._run(rows, keep, forward_only=True)
-        results = {index: scores for part in all_gather(found) for index, scores in part.items()}
-        return [results[index] for index in range(len(rows))]
+        return self._of_all_ranks(found)
 
-    def _merged(self, tally: StepMetrics) -> StepMetrics:
-        return StepMetrics.merge(all_gather(tally))
+    def _all_gather(self, found: Found) -> list[Found]:
+        return all_gather(found)
 
     def _run(self, rows: Sequence[Row], use: _Use, *, forward_only: bool = False) -> None:
         """All rows through the model, in this rank's share of micro-batches and by the pipeline schedule."""

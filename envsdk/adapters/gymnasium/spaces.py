@@ -198,9 +198,7 @@ def _numbers_of(space: spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary) -
             numbers = [float(word) if is_continuous else _whole(word) for word in words]
             action = np.asarray(numbers, dtype=space.dtype).reshape(shape)
         except (ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{count} {'numbers' if is_continuous else 'whole numbers'} expected."
-            ) from error
+            raise ValueError(f"{count} {kind} expected.") from error
         if action not in space:
             raise ValueError("out of bounds.")
         return action
