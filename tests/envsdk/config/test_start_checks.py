@@ -137,7 +137,7 @@ def test_rows_that_are_never_asked_are_noted_once(tmp_path: Path) -> None:
     config = loaded(tmp_path, "sums", "sums", "words", "poems", "poems")
     check_start(config)
     unusable, unclaimed = prompt_notes(config)
-    assert unusable.startswith("1 rows of ")
+    assert unusable.startswith("1 of 6 rows of ")
     assert f"{tmp_path / 'rows.jsonl'}:6 is no JSON" in unusable
     assert unclaimed.endswith("belong to no domain that is asked: poems (2)")
 

@@ -336,7 +336,7 @@ def test_the_report_says_what_the_calls_took(
 def test_progress_is_told_where_nobody_sees_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envsdk.check._TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr("envsdk.base.display.console.LINE_EVERY_S", 0.0)
     assert main(["tests.envsdk.testing.broken_envs:Line", "max_steps=40", "--only", "end", "-n", "2"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 8
