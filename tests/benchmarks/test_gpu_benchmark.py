@@ -45,6 +45,7 @@ def run_on_a_cpu(folder: Path, *options: str) -> dict[str, dict[str, Any]]:
     return {part["name"]: part for part in json.loads((folder / "gpu.json").read_text())["parts"]}
 
 
+@pytest.mark.slow
 def test_a_part_runs_on_a_cpu_without_ray_and_pyarrow(tmp_path: Path) -> None:
     (part,) = run_on_a_cpu(tmp_path, "--only", "learning").values()
     assert len(part["rows"]) == 4

@@ -124,7 +124,9 @@ IN_PLACE_DAEMONS = {
 """Until the tests have ended, and beyond."""
 
 
-@pytest.mark.parametrize("name", IN_PLACE_DAEMONS)
+@pytest.mark.parametrize(
+    "name", by_day(["writes_rewards", "rewrites_the_tests", "replaces_the_folder"], IN_PLACE_DAEMONS)
+)
 async def test_a_process_that_stays_is_not_paid_by_a_check_in_place(name: str, tmp_path: Path) -> None:
     """Nor masked. Tests and rewards are in folders that only commands of the check see."""
     files = {

@@ -184,7 +184,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", by_day(["in_a_separate_box"], WHERE))
 @pytest.mark.parametrize("name", by_day(["sleeps", "kills_what_runs_it"], CUTS))
 async def test_what_makes_a_verifier_run_into_its_limits_is_scored_0(
     name: str, where: str, tmp_path: Path
@@ -200,7 +200,7 @@ async def test_what_makes_a_verifier_run_into_its_limits_is_scored_0(
     await env.close()
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", by_day(["in_place"], WHERE))
 async def test_a_verifier_that_is_slow_for_everybody_is_never_scored(where: str, tmp_path: Path) -> None:
     """The task's own work is checked on the same machine, right then, and has to take half the time."""
     files = {
@@ -214,7 +214,7 @@ async def test_a_verifier_that_is_slow_for_everybody_is_never_scored(where: str,
     await env.close()
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", by_day(["in_a_separate_box"], WHERE))
 async def test_what_is_cut_off_once_and_not_again_is_paid(where: str, tmp_path: Path) -> None:
     """A machine that was busy for a while is no policy's doing."""
     toml = WHERE[where].replace("timeout_sec = 20", "timeout_sec = 4")

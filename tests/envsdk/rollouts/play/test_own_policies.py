@@ -21,6 +21,7 @@ import envsdk
 from envsdk.contracts.failures import EngineError, RolloutStalled
 from envsdk.rollouts.play.collection import CollectOptions, collect
 from envsdk.rollouts.play.own_policies import as_reply
+from tests.by_day import by_day
 from tests.envsdk.engines.chat_server import ChatServer, completion
 
 LAKE = "envsdk/FrozenLake-v1"
@@ -192,7 +193,7 @@ def test_what_ends_a_program_ends_the_rollout_and_no_other(
     assert len(envsdk.rollout_sync(LAKE, policy="oracle", tasks=3)) == 3
 
 
-@pytest.mark.parametrize("limit_s", [None, 60.0])
+@pytest.mark.parametrize("limit_s", by_day([None], [None, 60.0]))
 @pytest.mark.parametrize("made", ["def", "async def"])
 @pytest.mark.parametrize(("error", "code"), [("SystemExit(7)", 7), ("KeyboardInterrupt", -signal.SIGINT)])
 def test_what_ends_a_program_ends_it_from_an_async_rollout(
