@@ -164,7 +164,10 @@ evals:
 """
 
 
-def test_a_yaml_file_defines_evaluations_which_are_played_together(run_here: RunHere, here: Path) -> None:
+def test_a_yaml_file_defines_evaluations_which_are_played_together(
+    run_here: RunHere, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # an xdist worker has 80
     Path("mine.yaml").write_text(EVALS)
     done = run_here(main, "mine.yaml", "--policy", "random", "--json", "result.json")
     assert done.returncode == 0, done.stderr
