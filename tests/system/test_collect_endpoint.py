@@ -103,8 +103,9 @@ def test_a_busy_server_is_asked_again_and_one_that_refuses_is_data(
 
 
 def test_a_chat_endpoint_is_evaluated(
-    tmp_path: Path, server: ChatServer, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, server: ChatServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # a log of another test's server at the same port is none of this one's
     file = tmp_path / "result.json"
     arguments = ["toys/Fast-v1", "-n", "6", "--policy", "endpoint", "--endpoint-model", "tiny"]
     assert evaluate_main([*arguments, "--endpoint", server.base_url, "--greedy", "--json", str(file)]) == 0
