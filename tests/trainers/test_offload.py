@@ -141,6 +141,7 @@ def test_what_goes_away_comes_back_bit_for_bit(
     assert_equal(played(TorchTrainer.create(config), calls, order), expected)
 
 
+@pytest.mark.slow
 def test_ranks_that_shard_the_model_do_so_too(
     make_config: Callable[..., TrainerConfig], calls: list[tuple[str, Any]]
 ) -> None:
