@@ -162,6 +162,16 @@ def test_a_host_that_fails_again_and_again_is_left_out_and_asked_again_after_all
     assert of_type(commands, Start), "as many as it has places"
 
 
+def test_a_host_that_was_left_out_is_asked_after_others_however_many_places_it_has() -> None:
+    core = fleet("a", "b", max_failures=1, first_backoff_s=8.0)
+    core.request(0, "k")
+    (instead,) = of_type(core.failed(0, "broken"), Start)
+    core.started(instead.sandbox)
+    wait(core, 9)
+    starts = [start.host for number in range(1, 5) for start in of_type(core.request(number, "k"), Start)]
+    assert starts == ["b", "b", "b", "a"]
+
+
 def test_a_host_that_starts_sandboxes_in_which_nothing_works_is_left_out_too() -> None:
     core = fleet("a", max_failures=3)
     for request in range(3):
