@@ -47,10 +47,10 @@ _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _PACK = """\
 if [ -d {source} ]; then exec tar --sparse {excludes} -C {source} -cf {archive} .; fi
 if [ -f {source} ]; then exec tar --sparse --dereference -C {folder} -cf {archive} -- {name}; fi
-[ ! -e {source} ] || echo other
+[ ! -e {source} ] || exit 4
 exit 3
 """
-_NOT_THERE = 3
+_NOT_THERE, _OTHER = 3, 4
 _NO_RIGHTS = """
 Root has no capabilities in containers: `run_options: ["--cap-add=DAC_OVERRIDE,CHOWN,FOWNER"]` gives some."""
 _NO_USER = 1
@@ -267,9 +267,9 @@ async def taken(
     packed = await agents.exec(script, timeout_s=timeout_s, cwd="/", user=ROOT)
     try:
         if packed.returncode == _NOT_THERE:
-            if packed.output:
-                raise Refused("it is neither a file nor a folder")
             return None
+        if packed.returncode == _OTHER:
+            raise Refused("it is neither a file nor a folder")
         if not packed.ok and packed.returncode != 1:  # 1: a file has changed meanwhile, or cannot be read
             raise Refused(f"tar: {packed.reason}: {packed.output.strip()[-200:]}")
         # An archive is larger than its files by a header for each.

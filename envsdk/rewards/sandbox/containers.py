@@ -98,6 +98,7 @@ class CliContainer(Container):
     run_options: Sequence[str]
     argv: Sequence[str]
     """What it runs."""
+    checks_disk: bool = False
     volumes: list[str] = field(default_factory=list)
     """Made before it starts, and deleted with it: those that none before it has made."""
     beside: dict[str, CliContainer] = field(default_factory=dict)
@@ -155,6 +156,8 @@ class CliContainer(Container):
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
     async def disk_bytes(self) -> int:
+        if not self.checks_disk:
+            return 0
         size = await self._inspect("{{.SizeRw}}", "--size")
         return int(size) if size.isdigit() else 0
 
@@ -232,6 +235,7 @@ class ContainerBackend(RemoteBackend):
             run_options=[*own, *self._run_options(image, limits, name)],
             argv=("bash", "-c", WAIT, "bash", str(self.settings.time_to_live_s)),
             starts=self._starts,
+            checks_disk=self.settings.checks_disk,
             volumes=_volumes(image, name),
         )
         sandbox = CliSandbox(id=identity, image=image, limits=limits, container=container, slots=self._slots)

@@ -70,6 +70,8 @@ class ContainerSettings(RemoteSettings):
     """How long one call of the command may take; a first start downloads the image."""
     network: bool = False
     """Whether images and builds that ask for the network get the program's own."""
+    checks_disk: bool = True
+    """Whether a container's disk usage is asked for after each command."""
     requires_limits: bool = True
     """Whether a program whose containers have no limit on processes or memory is refused."""
 
@@ -165,6 +167,8 @@ class FleetSettings(FleetLimits):
     """Settings of the `fleet` backend."""
 
     hosts: Annotated[tuple[HostSettings, ...], Field(min_length=1)]
+    commands_at_once: PositiveInt | None = None
+    """For hosts whose settings do not say it."""
 
     def named_hosts(self) -> dict[str, HostSettings]:
         """Hosts by their names.

@@ -138,7 +138,10 @@ def _that_waits(streaming: Callable[P, object]) -> Callable[P, Trajectories]:
 
 
 rollout_sync = _that_waits(rollout)
-"""Play episodes and wait for all of them: takes what `rollout` takes, and works in a notebook as well."""
+"""Play episodes and wait for all of them: takes what `rollout` takes, and works in a notebook as well.
+
+They come in the order of the tasks, groups together, failed ones among them.
+"""
 
 
 async def _gathered(play: Play) -> Trajectories:

@@ -67,8 +67,10 @@ class FleetBackend:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = validated(FleetSettings, settings, "settings of sandbox backend `fleet`")
         self._hosts = self.settings.named_hosts()
+        shared = self.settings.model_dump(include={"commands_at_once"}, exclude_none=True)
         self._backends = {
-            name: open_backend(host.backend, host.settings) for name, host in self._hosts.items()
+            name: open_backend(host.backend, {**shared, **host.settings})
+            for name, host in self._hosts.items()
         }
         self._numbers = itertools.count()
         self._begin()

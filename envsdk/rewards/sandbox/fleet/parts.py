@@ -111,7 +111,7 @@ class Host:
     """Its last one."""
     heard_at_s: float = 0.0
     quarantined_until_s: float | None = None
-    """Set until a sandbox starts: afterwards it is doubted."""
+    """Set until a sandbox starts there again; once it is over, the host is doubted."""
     num_quarantines: int = 0
     """In a row."""
 

@@ -207,7 +207,7 @@ async def test_real_sandboxes_on_two_hosts_run_commands_and_make_patches(
         {"backend": "bubblewrap", "settings": {"state_dir": str(tmp_path / f"state-{number}")}}
         for number in range(2)
     ]
-    async with fleet(*hosts) as backend:
+    async with fleet(*hosts, commands_at_once=2) as backend:
         await backend.probe()
         sandboxes = await asyncio.gather(*(backend.start(Image(tree=repository)) for _ in range(4)))
         for sandbox in sandboxes:
