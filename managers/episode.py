@@ -131,9 +131,10 @@ class Episode:
     ) -> None:
         (start, end), line = self._place(reply), self.line
         details = info.get("details")
-        if self.history and not self.turns:
-            # What the prompts began with is kept where readers of the episode find it.
-            details = json.dumps(json.loads(details or "{}") | {"history": self.history}, ensure_ascii=False)
+        # What the prompts began with, and what is not to be learned, is kept where readers of episodes look.
+        added: dict[str, Any] = {"history": self.history} if self.history and not self.turns else {}
+        if added := added | ({} if reply.learned else {"learned": False}):
+            details = json.dumps(json.loads(details or "{}") | added, ensure_ascii=False)
         self.turns.append(
             Turn(
                 observation=observation,

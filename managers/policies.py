@@ -11,6 +11,7 @@ group `envsdk.policies`; it is built without arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from envsdk.base.plugins import load_plugin, plugin_names
 from envsdk.base.settings.nearest import suggest
@@ -57,7 +58,7 @@ class ScriptedPolicy(Policy):
 
 
 class EpsilonPolicy(Policy):
-    """With probability `epsilon` a random legal action, else what `base` says.
+    """With probability `epsilon` a random legal action, which nobody is to learn, else what `base` says.
 
     For bases that keep no tokens: an action put in place of a model's reply would be missing from
     the token log.
@@ -74,7 +75,9 @@ class EpsilonPolicy(Policy):
     async def act(self, turn: TurnContext) -> Reply:
         # A draw of its own: whether to explore must not correlate with which action is then chosen.
         explores = stable_seed("explore", turn.seed) < self._epsilon * _SEED_RANGE
-        return await (self._random if explores else self._base).act(turn)
+        if not explores:
+            return await self._base.act(turn)
+        return replace(await self._random.act(turn), learned=False)
 
 
 BUILT_IN: Mapping[str, type[Policy]] = {"oracle": OraclePolicy, "random": RandomPolicy}

@@ -81,6 +81,9 @@ class Reply:
     """Index of the reply's first token in the token log; 0 when the policy has no tokens."""
     response_end: int = 0
     """One past the reply's last token."""
+    learned: bool = True
+    """False: nobody is to imitate it, such as a random move. The episode keeps it; `envsdk sft` learns the
+    replies after it."""
 
 
 class SequenceFull(Exception):

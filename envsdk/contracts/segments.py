@@ -138,10 +138,14 @@ def last_segment(segments: Sequence[Segment]) -> Segment:
     return max(segments, key=lambda segment: max(segment.numbers, default=-1))
 
 
-def num_given_replies(messages: Sequence[Mapping[str, str]], segment: Segment) -> int:
-    """How many of the assistant's first messages in a segment's conversation are not the segment's own."""
-    num_replies = sum(message["role"] == "assistant" for message in messages)
-    return num_replies - sum(turn.role != PREFIX for turn in segment.turns[segment.num_given_turns :])
+def given_and_masked_replies(
+    messages: Sequence[Mapping[str, str]], segment: Segment
+) -> tuple[int, list[int]]:
+    """How many of the assistant's first messages in a segment's conversation are not the segment's own, and
+    which of its own are not to be learned: `Reply.learned`."""
+    own = [turn for turn in segment.turns[segment.num_given_turns :] if turn.role != PREFIX]
+    num_given = sum(message["role"] == "assistant" for message in messages) - len(own)
+    return num_given, [number for number, turn in enumerate(own, start=num_given) if not turn.learned]
 
 
 def _segment(

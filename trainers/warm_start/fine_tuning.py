@@ -311,6 +311,7 @@ def _tokenize(
                 chat,
                 sequence_length,
                 num_given_replies=conversation.num_given_replies,
+                masked_replies=conversation.masked_replies,
             )
         except jinja2.TemplateError as error:
             raise ConfigurationError(
@@ -339,7 +340,7 @@ def _beginning(messages: Sequence[Message]) -> str:
 def _is_cut(conversation: Conversation, demo: Demonstration) -> bool:
     num_replies = sum(message["role"] == "assistant" for message in conversation.messages)
     num_learned = int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1))
-    return num_learned < num_replies - conversation.num_given_replies
+    return num_learned < num_replies - conversation.num_given_replies - len(conversation.masked_replies)
 
 
 def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:

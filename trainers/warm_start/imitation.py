@@ -8,7 +8,7 @@ it, replies closed as the policy closes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,11 +51,13 @@ def tokens_of(
     sequence_length: int,
     *,
     num_given_replies: int = 0,
+    masked_replies: Collection[int] = (),
     max_new_tokens: int = 0,
 ) -> Demonstration | None:
     """The tokens of one conversation, cut after the last reply that fits; None where nobody replies.
 
-    Any roles may stand between replies; the first `num_given_replies` of `line.messages` are not learned.
+    Any roles may stand between replies; the first `num_given_replies` of `line.messages` are not learned, nor
+    the `masked_replies`, by their number among the replies.
     Raises SequenceFull when the first reply, or one of `max_new_tokens`, does not fit, and
     jinja2.TemplateError where the template refuses the messages.
     """
@@ -76,7 +78,8 @@ def tokens_of(
         if len(ids) + len(prompt) + len(reply) > sequence_length:
             break
         ids += prompt + reply
-        mask += [0] * len(prompt) + [int(number >= num_given_replies)] * len(reply)
+        is_learned = number >= num_given_replies and number not in masked_replies
+        mask += [0] * len(prompt) + [int(is_learned)] * len(reply)
         before = index
     if not ids:
         return None

@@ -115,13 +115,14 @@ def _as_demonstrated(config: RunConfig) -> RunConfig:
 def demonstrations_of(
     trajectory: Trajectory, chat: ChatTokenizer, shown: TagPrompts, sequence_length: int
 ) -> list[Demonstration]:
-    """The tokens of each segment, cut after the last turn that fits; none of one whose first does not.
+    """The tokens of each segment, cut after the last turn that fits; none of one whose first does not. Random
+    moves are learned too: the clone is to slip.
 
     Raises SequenceFull where the first prompt of the episode leaves no room for a reply.
     """
     found = []
     for each in conversations_of(replace(trajectory, shown=shown)):
-        limits = {"num_given_replies": each.num_given_replies, "max_new_tokens": shown.max_new_tokens}
+        limits: Any = {"num_given_replies": each.num_given_replies, "max_new_tokens": shown.max_new_tokens}
         try:
             found.append(tokens_of(each.line, chat, sequence_length, **limits))
         except SequenceFull:

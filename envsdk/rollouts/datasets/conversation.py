@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from envsdk.contracts.prompts import Line, Message
-from envsdk.contracts.segments import num_given_replies
+from envsdk.contracts.segments import given_and_masked_replies
 from envsdk.contracts.trajectory import Trajectory
 
 
@@ -20,6 +20,8 @@ class Conversation:
     num_given_replies: int = 0
     """How many of the assistant's first messages are not learned here: those of an earlier conversation, and
     worked examples."""
+    masked_replies: Sequence[int] = ()
+    """Which of the assistant's messages are shown but not learned, besides: random moves."""
     beginning: Sequence[Message] | None = None
     """The episode's first conversation; None: this one."""
 
@@ -42,6 +44,6 @@ def conversations_of(trajectory: Trajectory) -> Iterator[Conversation]:
     beginning = None
     for segment in trajectory.segments():
         line = trajectory.line(segment)
-        num_given = num_given_replies(line.messages, segment)
-        yield Conversation(line=line, num_given_replies=num_given, beginning=beginning)
+        num_given, masked = given_and_masked_replies(line.messages, segment)
+        yield Conversation(line=line, num_given_replies=num_given, masked_replies=masked, beginning=beginning)
         beginning = beginning or line.messages

@@ -24,7 +24,7 @@ from envsdk.rollouts.datasets.conversation import Conversation, conversations_of
 from envsdk.rollouts.datasets.reading import RUN_TRAJECTORIES, DataSet, open_dataset, session_files
 from envsdk.rollouts.datasets.selection import EpisodeFilters
 
-_COLUMN, _GIVEN, _TOOLS = "messages", "num_given_replies", "tools"
+_COLUMN, _GIVEN, _MASKED, _TOOLS = "messages", "num_given_replies", "masked_replies", "tools"
 _SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -84,17 +84,24 @@ def _of_file(path: Path) -> Iterator[Conversation]:
     for number, row in enumerate(rows, start=1):
         messages = _checked(row, f"{path}, row {number}")
         if any(message["role"] == "assistant" for message in messages):
-            num_given = row.get(_GIVEN) or 0
+            num_given, masked = row.get(_GIVEN) or 0, row.get(_MASKED) or []
             if not isinstance(num_given, int):
                 raise ConfigurationError(
                     f"--data: {path}, row {number}: {_GIVEN} is no number: {num_given!r}"
                 )
+            if not (isinstance(masked, list) and all(isinstance(each, int) for each in masked)):
+                raise ConfigurationError(
+                    f"--data: {path}, row {number}: {_MASKED} is no list of numbers: {masked!r}"
+                )
+            weights = [each.get("weight") for each in row[_COLUMN] if each["role"] == "assistant"]
+            unlearned = [at for at, weight in enumerate(weights) if weight == 0 or at in masked]
             system = ""
             if [each["role"] for each in messages[:2]] == ["system", "user"]:
                 system, *messages = messages[0]["content"], *messages[1:]
             yield Conversation(
                 line=Line(system=system, spoken=messages, tools=_tools(row, f"{path}, row {number}")),
                 num_given_replies=num_given,
+                masked_replies=[at for at in unlearned if at >= num_given],
             )
 
 
@@ -119,7 +126,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
             if _COLUMN not in file.schema_arrow.names:
                 columns = ", ".join(file.schema_arrow.names)
                 raise ConfigurationError(f"--data: {path} has no column `{_COLUMN}`; it has {columns}")
-            known = [name for name in (_COLUMN, _GIVEN, _TOOLS) if name in file.schema_arrow.names]
+            known = [name for name in (_COLUMN, _GIVEN, _MASKED, _TOOLS) if name in file.schema_arrow.names]
             for batch in file.iter_batches(columns=known):
                 yield from batch.to_pylist()
     except (OSError, pa.ArrowException) as error:

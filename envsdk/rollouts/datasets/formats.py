@@ -33,7 +33,7 @@ from envsdk.base.store.atomic import replaced_folder
 from envsdk.base.store.shards import Manifest
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.contracts.failures import ConfigurationError, StorageError
-from envsdk.contracts.segments import num_given_replies
+from envsdk.contracts.segments import given_and_masked_replies
 from envsdk.contracts.trajectory import Outcome, Trajectory
 from envsdk.rollouts.datasets.reading import DataSet, TagRecord
 
@@ -132,8 +132,8 @@ class Messages(RowFormat):
     """`{"messages": [...]}` in JSON lines, as TRL's trainers and chat templates read it.
 
     A row is a segment of an episode. Beside the messages: its `tools` as JSON text, tag, split, index, seed,
-    success and reward of the episode, and how many of the first replies are not learned in this row. Episodes
-    that failed or have no turn are left out.
+    success and reward of the episode, how many of the first replies are not learned in this row, and which of
+    the others are not either (random moves). Episodes that failed or have no turn are left out.
     """
 
     name = "messages"
@@ -143,6 +143,7 @@ class Messages(RowFormat):
             return
         for segment in trajectory.segments():
             messages = tag.line(trajectory.turns, segment.numbers).messages
+            num_given, masked = given_and_masked_replies(messages, segment)
             yield {
                 "messages": messages,
                 "tools": json.dumps(trajectory.tools, ensure_ascii=False) if trajectory.tools else None,
@@ -152,7 +153,8 @@ class Messages(RowFormat):
                 "seed": trajectory.seed,
                 "success": trajectory.success,
                 "reward": trajectory.total_reward,
-                "num_given_replies": num_given_replies(messages, segment),
+                "num_given_replies": num_given,
+                "masked_replies": masked,
             }
 
 
@@ -171,6 +173,7 @@ class MessagesParquet(Messages):
             ("success", pa.bool_()),
             ("reward", pa.float64()),
             ("num_given_replies", pa.int64()),
+            ("masked_replies", pa.list_(pa.int64())),
         ]
     )
 

@@ -84,3 +84,14 @@ def test_replies_that_are_given_are_not_learned(chat: ChatTokenizer) -> None:
     assert rest is not None
     assert rest.ids.tolist() == whole.ids.tolist()
     assert rest.ids[rest.response_mask == 1].tolist() == chat.reply(messages[3]["content"])
+
+
+def test_replies_that_are_masked_are_shown_and_not_learned(chat: ChatTokenizer) -> None:
+    messages = messages_of(["user", "assistant", "user", "assistant", "user", "assistant"])
+    line = Line(spoken=messages)
+    whole, rest = tokens_of(line, chat, 1000), tokens_of(line, chat, 1000, masked_replies=[1])
+    assert whole is not None
+    assert rest is not None
+    assert rest.ids.tolist() == whole.ids.tolist()
+    learned = [*chat.reply(messages[1]["content"]), *chat.reply(messages[5]["content"])]
+    assert rest.ids[rest.response_mask == 1].tolist() == learned

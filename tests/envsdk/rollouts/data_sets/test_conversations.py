@@ -159,7 +159,47 @@ def test_tools_of_a_file_that_are_none_are_named(tmp_path: Path, tools: Any, pro
         list(read_conversations([tmp_path / "chats.jsonl"]))
 
 
-def test_a_number_of_given_replies_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT, "num_given_replies": "x"}))
-    with pytest.raises(ConfigurationError, match="row 1: num_given_replies is no number: 'x'"):
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        ({"num_given_replies": "x"}, "row 1: num_given_replies is no number: 'x'"),
+        ({"masked_replies": ["x"]}, r"row 1: masked_replies is no list of numbers: \['x'\]"),
+    ],
+)
+def test_numbers_of_replies_that_are_none_are_named(
+    tmp_path: Path, column: dict[str, Any], problem: str
+) -> None:
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT, **column}))
+    with pytest.raises(ConfigurationError, match=problem):
         list(read_conversations([tmp_path / "chats.jsonl"]))
+
+
+def test_random_moves_are_shown_and_not_learned(tmp_path: Path) -> None:
+    collect("envsdk/FrozenLake-v1", tmp_path / "lake", num_episodes=20, epsilon=0.5, seed=7)
+    played = list(open_dataset(tmp_path / "lake").episodes())
+    slips = [[at for at, turn in enumerate(each.turns) if not turn.learned] for each in played]
+    found = list(read_conversations([tmp_path / "lake"]))
+    assert [each.masked_replies for each in found] == slips
+    share = sum(map(len, slips)) / sum(len(each.turns) for each in played)
+    assert 0.3 < share < 0.7
+    dataset = open_dataset(tmp_path / "lake")
+    for wanted in make_formats(["messages", "messages-parquet"]):
+        assert dataset.manifest is not None
+        export(dataset, wanted, dataset.manifest)
+        again = list(read_conversations([tmp_path / "lake" / wanted.name]))
+        assert [(each.messages, each.masked_replies) for each in again] == [
+            (each.messages, slip) for each, slip in zip(found, slips, strict=True)
+        ]
+
+
+def test_a_message_of_weight_0_is_not_learned(tmp_path: Path) -> None:
+    """As in files for the fine-tuning of OpenAI's models."""
+    messages = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "5", "weight": 0},
+        {"role": "user", "content": "No."},
+        {"role": "assistant", "content": "4", "weight": 1},
+    ]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}))
+    (found,) = read_conversations([tmp_path / "chats.jsonl"])
+    assert found.masked_replies == [0]

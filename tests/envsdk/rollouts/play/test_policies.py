@@ -85,6 +85,12 @@ def test_epsilon_is_the_share_of_random_actions_and_those_stay_uniform() -> None
     assert all(abs(count - 400) < 5 * 19 for count in counts.values())
 
 
+def test_nobody_is_to_learn_the_random_actions_of_an_epsilon() -> None:
+    policy = EpsilonPolicy(OraclePolicy(), 0.4)
+    said = [asyncio.run(policy.act(a_turn(stable_seed("test", i)))) for i in range(200)]
+    assert all(reply.learned == (reply.text == "Best") for reply in said)
+
+
 def test_epsilon_zero_is_the_base_and_one_is_random() -> None:
     assert set(replies(EpsilonPolicy(OraclePolicy(), 0.0), 200)) == {"Best"}
     assert "Best" not in replies(EpsilonPolicy(OraclePolicy(), 1.0), 200)
