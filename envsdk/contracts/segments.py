@@ -13,6 +13,7 @@ An episode whose turns follow one another is one segment, which is the episode i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -138,6 +139,11 @@ def last_segment(segments: Sequence[Segment]) -> Segment:
     return max(segments, key=lambda segment: max(segment.numbers, default=-1))
 
 
+def is_learned(turn: Turn) -> bool:
+    """Whether one may imitate its reply: `Reply.learned`, which the details keep."""
+    return bool(json.loads(turn.details or "{}").get("learned", True))
+
+
 def given_and_masked_replies(
     messages: Sequence[Mapping[str, str]], segment: Segment
 ) -> tuple[int, list[int]]:
@@ -145,7 +151,7 @@ def given_and_masked_replies(
     which of its own are not to be learned: `Reply.learned`."""
     own = [turn for turn in segment.turns[segment.num_given_turns :] if turn.role != PREFIX]
     num_given = sum(message["role"] == "assistant" for message in messages) - len(own)
-    return num_given, [number for number, turn in enumerate(own, start=num_given) if not turn.learned]
+    return num_given, [number for number, turn in enumerate(own, start=num_given) if not is_learned(turn)]
 
 
 def _segment(

@@ -14,7 +14,6 @@ and text is never tokenized again.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -260,11 +259,6 @@ class Turn:
     role: str = ""
     """Who replied, where an episode has several agents; `summary` for a summary of the line so far, `prefix`
     for a replayed turn."""
-
-    @property
-    def learned(self) -> bool:
-        """Whether one may imitate it: `Reply.learned`, kept in the details."""
-        return bool(json.loads(self.details or "{}").get("learned", True))
 
 
 class Outcome(StrEnum):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from envsdk.collect import collect
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.prompts import AgentPrompts, Line, TagPrompts
+from envsdk.contracts.segments import is_learned
 from envsdk.rollouts.datasets.conversation import Conversation
 from envsdk.rollouts.datasets.conversations import read_conversations
 from envsdk.rollouts.datasets.formats import export, make_formats
@@ -177,7 +178,7 @@ def test_numbers_of_replies_that_are_none_are_named(
 def test_random_moves_are_shown_and_not_learned(tmp_path: Path) -> None:
     collect("envsdk/FrozenLake-v1", tmp_path / "lake", num_episodes=20, epsilon=0.5, seed=7)
     played = list(open_dataset(tmp_path / "lake").episodes())
-    slips = [[at for at, turn in enumerate(each.turns) if not turn.learned] for each in played]
+    slips = [[at for at, turn in enumerate(each.turns) if not is_learned(turn)] for each in played]
     found = list(read_conversations([tmp_path / "lake"]))
     assert [each.masked_replies for each in found] == slips
     share = sum(map(len, slips)) / sum(len(each.turns) for each in played)
