@@ -26,9 +26,9 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import SandboxBackend, SandboxError, open_backend
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 from collections.abc import Collection, Iterable
 
-from envsdk.envs.swe.tasks import Outcome
+from envsdk.envs.swe.tasks.task import Outcome
 
 SHIPPED = "shipped"
 
