@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +28,11 @@ from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
-from envsdk.envs.swe.tasks.task import Task
+from envsdk.envs.swe.tasks.task import Outcome, Task
 from envsdk.rewards.sandbox import SandboxBackend, SandboxError, open_backend
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.grade.__main__ import GradeOptions
-
-
-from collections.abc import Collection, Iterable
-
-from envsdk.envs.swe.tasks.task import Outcome
 
 SHIPPED = "shipped"
 

@@ -8,9 +8,11 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from envsdk.base.settings.problems import leaves
 
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*):\S")
 _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
@@ -71,14 +73,8 @@ def _modules_of(each: Any) -> Iterator[str]:
 
 
 def _named(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if match := _DOTTED.match(value):
-            yield match[1]
-    elif isinstance(value, Mapping):
-        yield from _named(list(value.values()))
-    elif isinstance(value, Sequence):
-        for each in value:
-            yield from _named(each)
+    texts = (text for _, text in leaves(value, in_lists=True) if isinstance(text, str))
+    return (match[1] for text in texts if (match := _DOTTED.match(text)))
 
 
 def _root(module: str) -> str:
