@@ -82,7 +82,11 @@ async def run(arguments: GradeOptions) -> bool:
             )
         finally:
             await backend.aclose()
-            report = _write_report(arguments.out, tasks, predictions, graded)
+            resolved = {
+                done.prediction.instance_id: done.resolved for done in graded if done.resolved is not None
+            }
+            report = run_report(tasks, predictions, resolved)
+            write_json_atomically(arguments.out / "report.json", report)
     say(_summary(report, arguments.out))
     return not report["error_ids"]
 
@@ -189,15 +193,6 @@ def _keep(
             "elapsed_s": verdict.elapsed_s if verdict else 0.0,
         },
     )
-
-
-def _write_report(
-    out: Path, tasks: Mapping[str, Task], predictions: Sequence[Prediction], graded: Sequence[Graded]
-) -> dict[str, Any]:
-    resolved = {done.prediction.instance_id: done.resolved for done in graded if done.resolved is not None}
-    report = run_report(tasks, predictions, resolved)
-    write_json_atomically(out / "report.json", report)
-    return report
 
 
 def _summary(report: Mapping[str, Any], out: Path) -> str:

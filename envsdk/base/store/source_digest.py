@@ -31,7 +31,8 @@ def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
     one package at a time; its kernel does not count. Other data files, and other installed packages that the
     code imports, are not looked at.
     """
-    modules = {module for each in objects for module in _modules_of(each)} | set(_named(named_in))
+    parts = (part for each in objects for part in (each.__mro__ if isinstance(each, type) else (each,)))
+    modules = {getattr(part, "__module__", "") for part in parts} | set(_named(named_in))
     waiting, found = [_root(module) for module in modules], dict[str, list[Path]]()
     while waiting:
         if (root := waiting.pop()) and root not in found:
@@ -65,11 +66,6 @@ def data_digest(arguments: Mapping[str, Any]) -> str:
             digest.update(f"{file.relative_to(root)}\0{found.st_size}\0".encode(errors="surrogateescape"))
             digest.update(file.read_bytes() if to_read >= 0 else str(found.st_mtime_ns).encode())
     return digest.hexdigest()[:16] if is_found else ""
-
-
-def _modules_of(each: Any) -> Iterator[str]:
-    for part in each.__mro__ if isinstance(each, type) else (each,):
-        yield getattr(part, "__module__", "")
 
 
 def _named(value: Any) -> Iterator[str]:
