@@ -17,6 +17,7 @@ from envsdk.base.display.command_line import canonical_command
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.display.model_command import command_of
 from envsdk.base.display.terminal import say
+from envsdk.base.store.tally import Tally
 from envsdk.base.store.trajectories import iter_trajectories
 from envsdk.config.env_defaults import PLAYS_INSIDE
 from envsdk.config.plugins import environment_notes
@@ -28,7 +29,6 @@ from envsdk.rollouts.play import collection
 from envsdk.rollouts.play.collection import Collection, CollectOptions
 from envsdk.rollouts.play.own_policies import form_or_name
 from envsdk.rollouts.play.rollout_arguments import own_environment
-from envsdk.rollouts.play.shard_play import Played
 from envsdk.rollouts.play.source import resolve_source
 from envsdk.trainers.warm_start import make_tiny_policy
 
@@ -44,7 +44,7 @@ def collect(
     *,
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
-    on_played: Callable[[Played], None] | None = None,
+    on_played: Callable[[Tally], None] | None = None,
     **options: Any,
 ) -> Collection:
     """Play the first tasks of a split into `out`, except those that are already there.

@@ -22,7 +22,7 @@ docs/ledger.md lists the promises that the ledger keeps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from envsdk.algorithms.task_samplers.contract import load_sampler, saved_state
 from envsdk.contracts.trajectory import Task
@@ -364,7 +364,8 @@ class RolloutLedger(Ledger):
         if self.config.keeps_shares:
             num_open = Counter(group.task.tag for group in groups.open.values())
             due = self._tasks.order.due(num_groups, num_open)
-            first = [group for tag, number in due.items() for group in _of_tag(ready, tag)[:number]]
+            of_tag = {tag: [group for group in ready if group.task.tag == tag] for tag in due}
+            first = [group for tag, number in due.items() for group in of_tag[tag][:number]]
             may_start = len(groups.open) < self._tasks.max_open()
             if len(first) < num_groups and (may_start or due <= num_open):
                 return None
@@ -394,7 +395,3 @@ class RolloutLedger(Ledger):
             if group.tag in self.config.tag_weights:
                 task = Task(tag=group.tag, split=self.config.split, index=group.index)
                 groups.add(group.group_id, task, group.attempt)
-
-
-def _of_tag(groups: Sequence[Group], tag: str) -> list[Group]:
-    return [group for group in groups if group.task.tag == tag]

@@ -17,7 +17,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from envsdk.managers.ledger_types import (
 )
 
 LOG_NAME = "events/ledger.log"
-LOG_FORMAT = 3
+LOG_FORMAT = 4
 CHECK_BITS = 0xF
 _HEADER = struct.Struct("<4sIII")
 """Header of a frame: magic, bytes stored, bytes of text, checksum of what is stored."""
@@ -167,7 +166,8 @@ class LedgerLog:
         """Write what was remembered. Raises StorageError."""
         events, self._events = self._events, []
         if events:
-            self._file.append(_frame(_columns(events)))
+            rows = [(EVENTS.index(each.name), each.at_ms, each.args, each.check) for each in events]
+            self._file.append(_frame(rows))
 
 
 def recorded(ledger: RolloutLedger, log: LedgerLog) -> RolloutLedger:
@@ -226,8 +226,7 @@ def read_log(run: Path) -> list[Section]:
         raise StorageError(f"cannot read {path}: {error}") from error
     try:
         return _sections(data, path)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        # RuntimeError: a column ended too early.
+    except (LookupError, TypeError, ValueError) as error:
         raise StorageError(f"{path} was not written by this version of envsdk: {error!r}") from error
 
 
@@ -253,54 +252,12 @@ def _sections(data: bytes, path: Path) -> list[Section]:
                 )
             )
         else:
-            events += _events(content)
+            events += [Event(EVENTS[number], *rest) for number, *rest in content]
     return sections
 
 
-def _columns(events: Sequence[Event]) -> dict[str, Any]:
-    """Events as columns of small numbers, which compress to a few bytes for each trajectory."""
-    args: dict[str, dict[str, list[Any]]] = {}
-    for event in events:
-        for key, value in event.args.items():
-            args.setdefault(event.name, {}).setdefault(key, []).append(value)
-    return {
-        "names": [EVENTS.index(event.name) for event in events],
-        "times": _differences([event.at_ms for event in events]),
-        "checks": [event.check for event in events],
-        "args": {
-            name: {key: _differences(values) for key, values in columns.items()}
-            for name, columns in args.items()
-        },
-    }
-
-
-def _events(content: Mapping[str, Any]) -> Iterator[Event]:
-    """The inverse of `_columns`."""
-    args = {
-        name: {key: iter(_sums(values)) for key, values in columns.items()}
-        for name, columns in content["args"].items()
-    }
-    times, checks = _sums(content["times"]), content["checks"]
-    for number, at_ms, check in zip(content["names"], times, checks, strict=True):
-        name = EVENTS[number]
-        yield Event(name, at_ms, {key: next(values) for key, values in args.get(name, {}).items()}, check)
-
-
-def _differences(values: list[Any]) -> list[Any]:
-    """Differences of whole numbers, each less the one before; other values as they are."""
-    return [after - before for before, after in pairwise([0, *values])] if _are_whole(values) else values
-
-
-def _sums(values: list[Any]) -> list[Any]:
-    """The inverse of `_differences`."""
-    return list(accumulate(values)) if _are_whole(values) else values
-
-
-def _are_whole(values: list[Any]) -> bool:
-    return all(type(value) is int for value in values)
-
-
-def _frame(content: Mapping[str, Any]) -> bytes:
+def _frame(content: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    """JSON, compressed: some seven bytes for each trajectory."""
     text = json.dumps(content, separators=(",", ":")).encode()
     stored: bytes = pa.Codec(_CODEC, compression_level=9).compress(text, asbytes=True)
     return _HEADER.pack(_MAGIC, len(stored), len(text), zlib.crc32(stored)) + stored

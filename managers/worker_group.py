@@ -86,7 +86,8 @@ class WorkerGroup:
         for incarnation in itertools.count():
             worker_id = WorkerId(name, incarnation)
             setup = replace(self._seats[life.seat], slots=slots, engines=dict(self._engines))
-            actor = self._actor(worker_id, setup)
+            options = self._placer.options(worker_id.name)
+            actor: Any = ray.remote(**options)(EnvWorker).remote(worker_id, setup)
             worker = self.workers[name] = Worker(worker_id, setup, actor)
             report_at = None
             try:
@@ -108,10 +109,6 @@ class WorkerGroup:
                 ray.kill(actor)
             except Exception as error:
                 raise as_envsdk_error(error, f"worker {name} failed") from error
-
-    def _actor(self, worker_id: WorkerId, setup: WorkerSetup) -> Any:
-        actor: Any = ray.remote(**self._placer.options(worker_id.name))(EnvWorker)
-        return actor.remote(worker_id, setup)
 
     def add_slots_of(self, life: Life) -> dict[str, str]:
         """The slots of this worker, which are its own: a worker that had its seat may still play."""

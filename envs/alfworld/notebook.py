@@ -83,7 +83,8 @@ class Notebook:
             book = replace(book, here=match.group(1))
         for match in _CONTENT.finditer(text):
             place = match.group(1) or match.group(2)
-            book = book._with_content(place, tuple(_NAME.findall(match.group(3))))
+            contents = {**book.contents, place: tuple(_NAME.findall(match.group(3)))}
+            book = replace(book, contents=contents, closed=book.closed - {place})
         for match in _CLOSED.finditer(text):
             book = replace(book, closed=book.closed | {match.group(1) or match.group(2)})
         if match := _TAKEN.search(text):
@@ -99,9 +100,6 @@ class Notebook:
             left_as = book.results - {(_OPPOSITES.get(verb, ""), thing)}
             book = replace(book, results=left_as | {(_RESULTS[verb], thing)})
         return book
-
-    def _with_content(self, place: str, things: tuple[str, ...]) -> Notebook:
-        return replace(self, contents={**self.contents, place: things}, closed=self.closed - {place})
 
     @property
     def unseen(self) -> tuple[str, ...]:

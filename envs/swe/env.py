@@ -24,8 +24,7 @@ from envsdk.envs.shell.replies import SCHEMAS, TOOL_SCHEMA, ActionFormat, format
 from envsdk.envs.swe.harness import read_harness, staged
 from envsdk.envs.swe.observations import SUBMIT_COMMAND, Ending, holds_diff, render_task, without_surrogates
 from envsdk.envs.swe.task_list import WeakTasks, task_list, task_to_train_on
-from envsdk.envs.swe.tasks import ImageSource, Task
-from envsdk.envs.swe.tasks.task import Outcome
+from envsdk.envs.swe.tasks.task import ImageSource, Outcome, Task
 from envsdk.envs.swe.workspace import (
     Submitted,
     Workspace,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from envsdk import __version__
 from envsdk.base.display.model_command import command_of
@@ -219,6 +219,13 @@ def _action_format(tag: TagRecord) -> ActionFormat:
 
 
 class _SWEFormat(ExportFormat):
+    out: ClassVar[str] = ""
+    """Below the folder of the format."""
+
+    @staticmethod
+    @abstractmethod
+    def write(episodes: Sequence[Episode], out: Path) -> list[Path]: ...
+
     def check(self, tags: Mapping[str, TagRecord]) -> None:
         others = [tag.env_type for tag in tags.values() if tag.env_type != SPEC.id]
         if others:
@@ -226,29 +233,22 @@ class _SWEFormat(ExportFormat):
 
     def export(self, dataset: DataSet, folder: Path) -> int:
         episodes = list(iter_episodes(dataset))
-        self.write(episodes, folder)
+        self.write(episodes, folder / self.out)
         return len(episodes)
-
-    @abstractmethod
-    def write(self, episodes: Sequence[Episode], folder: Path) -> None: ...
 
 
 class Predictions(_SWEFormat):
     """`predictions.jsonl` for SWE-bench's evaluation; see `write_predictions`."""
 
-    name = "swe-bench"
-
-    def write(self, episodes: Sequence[Episode], folder: Path) -> None:
-        write_predictions(episodes, folder / "predictions.jsonl")
+    name, out = "swe-bench", "predictions.jsonl"
+    write = staticmethod(write_predictions)
 
 
 class MiniTrajectories(_SWEFormat):
     """mini-swe-agent's `INSTANCE/INSTANCE.traj.json`; see `write_trajectories`."""
 
     name = "mini-swe-agent"
-
-    def write(self, episodes: Sequence[Episode], folder: Path) -> None:
-        write_trajectories(episodes, folder)
+    write = staticmethod(write_trajectories)
 
 
 class ExportOptions(Options):

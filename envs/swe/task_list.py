@@ -15,10 +15,10 @@ from envsdk.envs.shell import env as shell
 from envsdk.envs.shell.env import SplitName, chosen
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.leaks import leaks
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Task
 
 _LISTS_KEPT = 16
 

@@ -28,8 +28,8 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.shell.commands import CommandResult, command_result
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.validation import known_hidden_bits, validate
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import (
     ExecEnd,
     Limits,

@@ -15,7 +15,7 @@ import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from envsdk.contracts.failures import ConfigurationError
 
@@ -28,10 +28,20 @@ class BadData(ConfigurationError):
     """A data file cannot be read; the message names the file and the record."""
 
 
-class _Text:
-    """The text of a file through a window: what is consumed is dropped, more is read when asked for."""
+class ArrayReader:
+    """The records of a file that holds one JSON array.
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    The text is seen through a window: what is consumed is dropped, more is read when asked for.
+
+    Args:
+        offset: Where to go on, from the `offset` of another reader of the file; 0 for the start.
+        num_read: Records before it.
+    """
+
+    brackets: ClassVar[tuple[str, str]] = "[", "]"
+    holds: ClassVar[str] = "a list of products"
+
+    def __init__(self, path: Path, *, offset: int = 0, num_read: int = 0) -> None:
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -41,49 +51,70 @@ class _Text:
         self._window_offset = offset
         self._path = path
         self._decode_record = json.JSONDecoder().raw_decode
-        self.window = ""
-        self.position = 0
-        self.is_complete = False
+        self._window = ""
+        self._position = 0
+        self._is_complete = False
         """Everything up to the end of the file is in the window."""
+        self.num_read = num_read
+        self._last = "the start"
+        """What was read last."""
 
     @property
     def offset(self) -> int:
-        """Bytes of the file before the position."""
-        return self._window_offset + len(self.window[: self.position].encode())
+        """Bytes up to and including the separator behind the last record."""
+        return self._window_offset + len(self._window[: self._position].encode())
 
-    def more(self) -> bool:
+    def __iter__(self) -> Iterator[Any]:
+        opening, closing = self.brackets
+        is_at_start = self.offset == 0
+        if is_at_start:
+            self._take(opening, f"at the start, as in {self.holds}")
+        if self._peek() == (closing if is_at_start else ""):
+            return
+        separator = ","
+        while separator != closing:
+            member = self._member()
+            separator = self._take(f",{closing}", f"after {self._last}")
+            self.num_read += 1
+            yield member
+
+    def _member(self) -> Any:
+        self._last = f"record {self.num_read}"
+        return self._value(self._last)
+
+    def _more(self) -> bool:
         """Read on; False at the end of the file."""
-        if self.is_complete:
+        if self._is_complete:
             return False
         self._window_offset = self.offset
-        wanted = max(_CHUNK, 2 * (len(self.window) - self.position))
+        wanted = max(_CHUNK, 2 * (len(self._window) - self._position))
         raw = self._file.read(wanted)
-        self.is_complete = not raw
+        self._is_complete = not raw
         try:
-            text = self._decoder.decode(raw, final=self.is_complete)
+            text = self._decoder.decode(raw, final=self._is_complete)
         except UnicodeDecodeError as error:
             raise BadData(f"{self._path}: is no UTF-8 text near byte {self._file.tell()}: {error}") from None
-        self.window = self.window[self.position :] + text
-        self.position = 0
+        self._window = self._window[self._position :] + text
+        self._position = 0
         return True
 
-    def peek(self) -> str:
+    def _peek(self) -> str:
         """The next character that is no blank, not consumed; empty at the end of the file."""
         while True:
-            while self.position < len(self.window):
-                if self.window[self.position] not in _SPACE:
-                    return self.window[self.position]
-                self.position += 1
-            if not self.more():
+            while self._position < len(self._window):
+                if self._window[self._position] not in _SPACE:
+                    return self._window[self._position]
+                self._position += 1
+            if not self._more():
                 return ""
 
-    def value(self, what: str) -> Any:
+    def _value(self, what: str) -> Any:
         """Consume one JSON value. BadData when it is cut off or no JSON; `what` names it."""
-        self.peek()
+        self._peek()
         while True:
             problem: json.JSONDecodeError | None = None
             try:
-                value, end = self._decode_record(self.window, self.position)
+                value, end = self._decode_record(self._window, self._position)
             except json.JSONDecodeError as error:
                 problem = error
             except (ValueError, RecursionError) as error:
@@ -92,95 +123,54 @@ class _Text:
                 ) from None
             else:
                 # A number at the end of the window may go on behind it.
-                if end < len(self.window) or self.is_complete:
-                    self.position = end
+                if end < len(self._window) or self._is_complete:
+                    self._position = end
                     return value
-            is_too_long = len(self.window) - self.position > _LONGEST_RECORD
-            if problem is not None and (is_too_long or not self.more()):
+            is_too_long = len(self._window) - self._position > _LONGEST_RECORD
+            if problem is not None and (is_too_long or not self._more()):
                 where = f"line {problem.lineno} of it" if problem.lineno > 1 else f"byte {self.offset}"
-                if self.is_complete:
+                if self._is_complete:
                     raise BadData(
                         f"{self._path}: {what} (at {where}) is cut off or no JSON: {problem.msg}. "
                         "Is the download complete?"
                     )
                 raise BadData(f"{self._path}: {what} (at {where}) is no JSON: {problem.msg}")
             if problem is None:
-                self.more()
+                self._more()
 
-    def take(self, expected: str, what: str) -> str:
+    def _take(self, expected: str, what: str) -> str:
         """Consume one of the characters of `expected`; BadData names `what` when there is another."""
-        found = self.peek()
+        found = self._peek()
         if found and found in expected:
-            self.position += 1
+            self._position += 1
             return found
         wanted = " or ".join(repr(character) for character in expected)
         seen = repr(found) if found else "the end of the file (is the download complete?)"
         raise BadData(f"{self._path}: expected {wanted} {what}, found {seen}")
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class ArrayReader:
-    """The records of a file that holds one JSON array.
-
-    Args:
-        offset: Where to go on, from the `offset` of another reader of the file; 0 for the start.
-        num_read: Records before it.
-    """
-
-    def __init__(self, path: Path, *, offset: int = 0, num_read: int = 0) -> None:
-        self._text = _Text(path, offset)
-        self.num_read = num_read
-        self._is_at_start = offset == 0
-
-    @property
-    def offset(self) -> int:
-        """Bytes up to and including the separator behind the last record."""
-        return self._text.offset
-
-    def __iter__(self) -> Iterator[Any]:
-        text = self._text
-        if self._is_at_start:
-            text.take("[", "at the start, as in a list of products")
-            self._is_at_start = False
-            if text.peek() == "]":
-                return
-        elif text.peek() == "":
-            return
-        while True:
-            value = text.value(f"record {self.num_read}")
-            separator = text.take(",]", f"after record {self.num_read}")
-            self.num_read += 1
-            yield value
-            if separator == "]":
-                return
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._text.close()
+        self._file.close()
+
+
+class _ObjectReader(ArrayReader):
+    """The entries of a file that holds one JSON object: keys with their values."""
+
+    brackets = "{", "}"
+    holds = "an object of entries by asin"
+
+    def _member(self) -> tuple[str, Any]:
+        if self._peek() != '"':
+            self._take('"', f"after {self._last}")
+        key = self._value(f"the key after {self._last}")
+        self._take(":", f"after the key {key!r}")
+        self._last = f"entry {key!r}"
+        return key, self._value(self._last)
 
 
 def read_object(path: Path) -> Iterator[tuple[str, Any]]:
     """The entries of a file that holds one JSON object."""
-    text = _Text(path)
-    last = "the start"
-    try:
-        text.take("{", "at the start, as in an object of entries by asin")
-        if text.peek() == "}":
-            return
-        while True:
-            if text.peek() != '"':
-                text.take('"', f"after {last}")
-            key = text.value(f"the key after {last}")
-            text.take(":", f"after the key {key!r}")
-            value = text.value(f"entry {key!r}")
-            separator = text.take(",}", f"after entry {key!r}")
-            yield key, value
-            last = f"entry {key!r}"
-            if separator == "}":
-                return
-    finally:
-        text.close()
+    with _ObjectReader(path) as reader:
+        yield from reader

@@ -97,16 +97,17 @@ def load_product(
     known, instruction, asked = _synthetic(attributes or {})
     return Product(
         asin=_label(_text(raw, "asin"), "asin"),
-        title=_shown(_field(raw, "name")),
-        description=_shown(_field(raw, "full_description")),
-        bullets=tuple(map(_shown, bullets)) if isinstance(bullets, list) else (_shown(bullets),),
+        # A template shows what is no text, such as a missing description, as Python prints it.
+        title=str(_field(raw, "name")),
+        description=str(_field(raw, "full_description")),
+        bullets=tuple(map(str, bullets)) if isinstance(bullets, list) else (str(bullets),),
         pricing=pricing,
         price_tag=price_tag,
         options=parse_options(_field(raw, "customization_options")),
         attributes=known,
-        category=_label(_shown(_field(raw, "category")), "category"),
+        category=_label(str(_field(raw, "category")), "category"),
         query=_label(_text(raw, "query"), "query").lower().strip(),
-        product_category=_shown(_field(raw, "product_category")),
+        product_category=str(_field(raw, "product_category")),
         instruction=instruction,
         instruction_attributes=asked,
         human=_human(human or ()),
@@ -176,7 +177,7 @@ def _synthetic(entry: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None, t
     except BadRecord as error:
         error.entry = "attributes"
         raise
-    return known, _shown(instruction), asked
+    return known, str(instruction), asked
 
 
 def _human(entries: Sequence[Mapping[str, Any]]) -> tuple[HumanInstruction, ...]:
@@ -227,11 +228,6 @@ def _strings(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise BadRecord(f"{name}: must be a list of texts, not {_short(values)}")
     return tuple(values)
-
-
-def _shown(value: Any) -> str:
-    # A template shows what is no text, such as a missing description, as Python prints it.
-    return value if isinstance(value, str) else str(value)
 
 
 def _short(value: Any) -> str:

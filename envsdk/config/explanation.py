@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from envsdk.base.settings.problems import dotted
+from envsdk.base.settings.problems import dotted, leaves
 from envsdk.base.store.hub import known_folder
 from envsdk.base.store.model_files import is_model_folder, stored_dtype, stored_model_type
 from envsdk.config.advantage_checks import algorithm_notes
@@ -23,7 +23,7 @@ from envsdk.config.device_memory import (
 )
 from envsdk.config.device_sharing import sharing_told
 from envsdk.config.env_models import EnvManagerArgs
-from envsdk.config.loading import DEFAULT, LoadedConfig, leaves
+from envsdk.config.loading import DEFAULT, LoadedConfig
 from envsdk.config.machine_checks import total_memory
 from envsdk.config.models import EMBEDDED_DEFAULT, RunConfig
 from envsdk.config.plugins import (
@@ -55,7 +55,7 @@ def explain(loaded: LoadedConfig) -> str:
     not do."""
     rows = [
         (dotted(path), _short(value), loaded.provenance[dotted(path)])
-        for path, value in leaves(loaded.config.as_dict()).items()
+        for path, value in leaves(loaded.config.as_dict())
     ]
     for section, defaults in _plugin_defaults(loaded.config):
         before = (i for i, row in enumerate(rows) if row[0].startswith(section))
@@ -100,15 +100,15 @@ def _notes(title: str, found: Sequence[str]) -> Iterator[str]:
 
 def derived(config: RunConfig) -> list[tuple[str, str]]:
     """What follows from the keys: label and value."""
-    staleness = config.staleness_bound
+    staleness, train = config.staleness_bound, config.train_env_manager
     return [
         ("pipeline", _pipeline(config)),
         ("max staleness", f"{staleness} weight version{'' if staleness == 1 else 's'}"),
         ("capacity", _capacity(config)),
-        ("training batch", f"{config.num_train_groups} groups of {config.train_env_manager.group_size}"),
+        ("training batch", f"{config.num_train_groups} groups of {train.group_size}"),
         *_prompt_rows(config),
-        *_manager_rows("train", config.train_env_manager),
-        ("train groups count", f"from {_members(config.train_env_manager)} on"),
+        *_manager_rows("train", train),
+        ("train groups count", f"from {train.required_group_size} of {train.group_size} members on"),
         *_manager_rows("val", config.val_env_manager),
         ("val tasks", _per_tag(config.val_groups_per_tag)),
         (
@@ -243,10 +243,6 @@ def _manager_rows(name: str, manager: EnvManagerArgs) -> Iterator[tuple[str, str
             f"{fewest} to {most}, {each} environments each: {fewest * each} to {most * each}",
         )
     yield f"{name} slots by tag", _per_tag(manager.envs_per_tag)
-
-
-def _members(manager: EnvManagerArgs) -> str:
-    return f"{manager.required_group_size} of {manager.group_size} members"
 
 
 def _per_tag(values: Any) -> str:

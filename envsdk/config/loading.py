@@ -24,13 +24,12 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from envsdk.base.settings.nearest import suggest
-from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted
+from envsdk.base.settings.problems import KeyPath, Problem, describe, dotted, leaves
 from envsdk.base.settings.validation import problems_in
 from envsdk.base.store.hub import hub_folder, is_model_name
 from envsdk.config.checks import check
 from envsdk.config.env_defaults import fill_in
 from envsdk.config.foreign.dialect import Dialect, dialect_of
-from envsdk.config.foreign.row import value_at
 from envsdk.config.foreign.translation import Translation, remove, translate
 from envsdk.config.machine_checks import machine_problems
 from envsdk.config.models import RunConfig
@@ -130,12 +129,12 @@ def load_config(
         for_training=for_training,
         to_explain=to_explain,
     )
-    written = set(leaf_paths(data))
+    written = dict(leaves(data))
     return LoadedConfig(
         config=config,
         provenance={
             dotted(leaf): reading.origin(leaf) if leaf in written else DEFAULT
-            for leaf in leaf_paths(config.as_dict())
+            for leaf, _ in leaves(config.as_dict())
         },
         path=path,
         sources=reading.sources,
@@ -147,32 +146,11 @@ def load_config(
     )
 
 
-def leaf_paths(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """The keys of nested mappings that hold something else than a mapping with keys."""
-    for key, value in data.items():
-        path: KeyPath = (*prefix, key)
-        if isinstance(value, Mapping) and value:
-            yield from leaf_paths(value, path)
-        else:
-            yield path
-
-
-def leaves(data: Mapping[str, Any]) -> dict[KeyPath, Any]:
-    """The values at `leaf_paths`."""
-    return {path: value_at(data, path) for path in leaf_paths(data)}
-
-
 def _variables(merged: DictConfig) -> set[str]:
     """Top-level keys that a `${...}` reads."""
-    texts = _texts(OmegaConf.to_container(merged, resolve=False))
+    values = leaves(OmegaConf.to_container(merged, resolve=False), in_lists=True)
+    texts = (value for _, value in values if isinstance(value, str))
     return {name for text in texts for name in re.findall(r"\$\{\s*([A-Za-z_]\w*)\s*[.}\[]", text)}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(below)
 
 
 def _translate(
@@ -316,16 +294,12 @@ def _validate(
     return config, notes
 
 
-def _unprintable(value: Any, path: KeyPath = ()) -> Iterator[Problem]:
+def _unprintable(data: Mapping[str, Any]) -> Iterator[Problem]:
     """Texts that no file name, no program and no table could hold."""
-    if isinstance(value, Mapping):
-        for key, below in value.items():
-            yield from _unprintable(below, (*path, key))
-    elif isinstance(value, list):
-        for index, below in enumerate(value):
-            yield from _unprintable(below, (*path, index))
-    elif isinstance(value, str) and "\0" in value:
-        yield Problem(path, "holds the character NUL, which ends a text wherever it is used; leave it out")
+    says = "holds the character NUL, which ends a text wherever it is used; leave it out"
+    for path, value in leaves(data, in_lists=True):
+        if isinstance(value, str) and "\0" in value:
+            yield Problem(path, says)
 
 
 def _unknown_tags(data: Mapping[str, Any], reading: Reading) -> Iterator[Problem]:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Self
 
-from pydantic import model_validator
+from pydantic import PositiveFloat
 
 from envsdk.base.settings.options import Options
 from envsdk.contracts.policy import Policy, Reply, TurnContext
@@ -26,18 +25,10 @@ _MINUTE_S = 60.0
 class RateLimits(Options):
     """None is no limit."""
 
-    requests_per_minute: float | None = None
+    requests_per_minute: PositiveFloat | None = None
     """Most requests to the model, over all processes."""
-    tokens_per_minute: float | None = None
+    tokens_per_minute: PositiveFloat | None = None
     """Most tokens to and from the model, over all processes."""
-
-    @model_validator(mode="after")
-    def _are_positive(self) -> Self:
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            limit = getattr(self, name)
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{name} must be above 0, not {limit:g}")
-        return self
 
     def __bool__(self) -> bool:
         return self.requests_per_minute is not None or self.tokens_per_minute is not None

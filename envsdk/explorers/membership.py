@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from envsdk.base.settings.problems import leaves
 from envsdk.base.store.atomic import make_folder
 from envsdk.base.store.hub import hub_folder
 from envsdk.base.store.travel import PathContents, paths_in
@@ -207,16 +208,9 @@ def _tag(config: RunConfig, tag: str) -> Iterator[tuple[str, str]]:
         own["reward"] = {name: value for name, value in section.items() if name not in WORKER_KEYS}
     local = environment_spec(env.env_type).local_arguments
     settings["env_config"] = {name: value for name, value in own.items() if name not in local}
-    for name, value in _leaves(settings):
-        yield name, _shown(_without_places(value))
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _leaves(each, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
+    for path, value in leaves(settings):
+        if value != {}:
+            yield ".".join(map(str, path)), _shown(_without_places(value))
 
 
 def _without_places(value: Any) -> Any:

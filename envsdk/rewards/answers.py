@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -290,7 +289,8 @@ def _last(text: str, limit: int) -> Found | None:
 def _last_of(text: str) -> Found | None:
     """The last number or formula of a text, with those that it is one list with: "3 and -3"."""
     formulas = [match for match in _FORMULA.finditer(text) if _is_formula(match)]
-    formula, number = formulas[-1] if formulas else None, _final(_NUMBER.finditer(text))
+    formula = formulas[-1] if formulas else None
+    number = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
     match = formula if number is None or (formula and formula.end() >= number.end()) else number
     if match is None:
         return None
@@ -368,10 +368,6 @@ def _is_formula(match: re.Match[str]) -> bool:
 
 def _formula_text(match: re.Match[str]) -> str:
     return next((group for group in match.groups() if group is not None), match.group()).strip()
-
-
-def _final(matches: Iterator[re.Match[str]]) -> re.Match[str] | None:
-    return next(iter(deque(matches, maxlen=1)), None)
 
 
 def short(text: str, limit: int = 80) -> str:

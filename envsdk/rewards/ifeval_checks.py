@@ -93,10 +93,6 @@ def _num_occurrences(needle: str, text: str) -> int:
     return len(re.findall(re.escape(needle), text, flags=re.IGNORECASE))
 
 
-def _has_word(word: str, text: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, flags=re.IGNORECASE) is not None
-
-
 def _num_bracketed(text: str) -> int:
     """`[...]` within a line."""
     count = 0
@@ -163,7 +159,8 @@ def _keyword_frequency(text: str, keyword: Text, frequency: Count, relation: Rel
 
 @_names("keywords:forbidden_words")
 def _leaves_words_out(text: str, forbidden_words: Words) -> bool:
-    return not any(_has_word(word, text) for word in forbidden_words)
+    found = (re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
+    return not any(found)
 
 
 @_names("keywords:letter_frequency")

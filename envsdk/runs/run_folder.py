@@ -18,12 +18,12 @@ from typing import Any, Self
 
 import yaml
 
-from envsdk.base.settings.problems import dotted
+from envsdk.base.settings.problems import dotted, leaves
 from envsdk.base.settings.validation import shown
 from envsdk.base.store.atomic import make_folder, remove_leftovers, write_atomically
 from envsdk.base.store.file_lock import locked
 from envsdk.base.store.trajectories import read_metadata
-from envsdk.config.loading import LoadedConfig, leaves
+from envsdk.config.loading import LoadedConfig
 from envsdk.config.models import RunConfig
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.managers.ledger_types import LedgerState
@@ -162,8 +162,8 @@ def stopped_early(config: RunConfig, folder: RunFolder) -> bool:
 def changed_settings(folder: RunFolder, loaded: LoadedConfig) -> list[str]:
     """`key: before -> now` of what the run was last started with and is continued with."""
     file = folder.path / CONFIG_FILE
-    before = leaves(yaml.safe_load(file.read_text())) if file.is_file() else {}
-    now = leaves(yaml.safe_load(loaded.resolved_yaml()))
+    before = dict(leaves(yaml.safe_load(file.read_text()))) if file.is_file() else {}
+    now = dict(leaves(yaml.safe_load(loaded.resolved_yaml())))
     return [
         f"{dotted(path)}: {shown(before.get(path))} -> {shown(now.get(path))}"
         for path in dict.fromkeys([*before, *now])

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from envsdk.base.settings.problems import leaves
 from envsdk.base.store.atomic import make_folder, write_atomically, write_json_atomically
 
 FOLDER = "trackers"
@@ -28,13 +29,9 @@ def settings_of(run_dir: Path) -> dict[str, Any]:
     return _masked(values) if isinstance(values, dict) else {}
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings with dotted names; sections without keys are left out."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+    return ((".".join(map(str, path)), value) for path, value in leaves(values) if value != {})
 
 
 def known_run(run_dir: Path, tracker: str) -> str | None:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envsdk.base.settings.problems import dotted
-from envsdk.config.loading import leaves
+from envsdk.base.settings.problems import dotted, leaves
 
 Values = Mapping[tuple[str, int], float]
 """Mean of what was reached in each held-out task, by the task's tag and seed."""
@@ -89,11 +88,7 @@ class Difference:
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Groups in the order of their first runs, labeled by the keys that differ, or by runs where many do."""
     flat = [
-        {
-            name: repr(value)
-            for path, value in leaves(run.config).items()
-            if (name := dotted(path)) not in _OF_ONE_RUN
-        }
+        {name: repr(value) for path, value in leaves(run.config) if (name := dotted(path)) not in _OF_ONE_RUN}
         for run in runs
     ]
     firsts = [each for number, each in enumerate(flat) if each not in flat[:number]]

@@ -188,7 +188,7 @@ def _turn_view(
     logprobs = tokens.behavior_logprobs[start:end]
     versions = tokens.versions[start:end].tolist()
     view["tokens"] = _tokens(tokens, texts, start, end) | {
-        "logprobs": [_rounded(value) for value in logprobs.tolist()],
+        "logprobs": [round(each, 4) if math.isfinite(each) else None for each in logprobs.tolist()],
         "versions": [[version, len([*each])] for version, each in groupby(versions)],
     }
     known = logprobs[np.isfinite(logprobs)]
@@ -233,10 +233,6 @@ def _tokens(tokens: TokenArrays, texts: Sequence[str] | None, start: int, end: i
     if texts is not None:
         view["texts"] = list(texts[start:end])
     return view
-
-
-def _rounded(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
 
 
 def _cut(text: str, limit: int = TEXT_LIMIT) -> str:

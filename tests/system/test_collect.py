@@ -23,7 +23,6 @@ from envsdk.collect import collect, main
 from envsdk.config import load_config
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.rollouts.datasets.card import CARD
-from envsdk.rollouts.play.shard_play import Played
 from tests.system.conftest import Refused, RunHere
 
 pytestmark = pytest.mark.system
@@ -126,7 +125,7 @@ def test_a_shard_that_the_manifest_never_heard_of_is_counted_and_not_played_agai
     del manifest.shards[1]
     manifest.save(tmp_path)
     before = file_sha256(tmp_path / "part-00001.parquet")
-    played: list[Played] = []
+    played: list[Tally] = []
     collect("toys/Fast-v1", tmp_path, num_episodes=60, shard_size=20, on_played=played.append)
     assert played == []
     assert file_sha256(tmp_path / "part-00001.parquet") == before

@@ -320,7 +320,7 @@ def test_a_script_is_played(tmp_path: Path) -> None:
         (["--format", "pathlib:Path"], "no subclass of envsdk.rollouts.datasets.formats.ExportFormat"),
         (["--min-reward", "2", "--max-reward", "1"], "--min-reward=2 is above max-reward=1"),
         (["--max-tokens", "9"], "--max-tokens: the policy oracle keeps no tokens"),
-        (["--requests-per-minute", "0"], "--requests-per-minute must be above 0"),
+        (["--requests-per-minute", "0"], "--requests-per-minute: must be greater than 0"),
         (["--retries", "-1"], "--retries: must be at least 0"),
         (["--concurrency", "0"], "--concurrency: must be at least 1"),
         (["--policy", "scripted"], "--policy scripted needs --replies FILE"),

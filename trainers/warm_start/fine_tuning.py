@@ -10,13 +10,12 @@ Face folder: `pretrain` of a run, `--model` of `evaluate` and `collect`.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
 from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
-from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import new_folder, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
@@ -139,13 +138,9 @@ def fine_tune(
     conversations = list(read_conversations(config.data, filters))
     learned, held_out = split_held_out(conversations, share=config.held_out, seed=config.seed)
     _check_enough(config, learned, held_out)
-    make_folder(out.parent)
-    work = out.parent / f".{out.name}.work"
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        base, sequence_length = _base_model(config, conversations, work / "base")
-        result = _learn(config, base, sequence_length, learned, held_out, work / "model", on_step, on_epoch)
+    with new_folder(out) as folder, TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        base, sequence_length = _base_model(config, conversations, Path(scratch) / "base")
+        result = _learn(config, base, sequence_length, learned, held_out, folder, on_step, on_epoch)
         record = {
             "format": "envsdk.sft/1",
             "config": config.model_dump(mode="json"),
@@ -157,13 +152,7 @@ def fine_tune(
             "held_out_loss": result.held_out_loss,
             "seconds": round(time.monotonic() - started, 1),
         }
-        write_json_atomically(work / "model" / RECORD, record)
-        os.replace(work / "model", out)
-        fsync_path(out.parent)
-    except OSError as error:
-        raise storage_error("write", out, error) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        write_json_atomically(folder / RECORD, record)
     return result
 
 

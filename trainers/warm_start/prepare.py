@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +35,7 @@ from envsdk.base.display.console import StatusLine, TerminalConsole
 from envsdk.base.display.episode_progress import EpisodeProgress
 from envsdk.base.registry import load_entry_point
 from envsdk.base.registry import spec as registered
-from envsdk.base.store.atomic import fsync_path, make_folder, storage_error, write_json_atomically
+from envsdk.base.store.atomic import make_folder, replaced_folder, write_json_atomically
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_lock import held_to_make
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
@@ -222,26 +220,15 @@ def _make(
     config: RunConfig, description: Mapping[str, Any], folder: Path, console: Console, device: str
 ) -> None:
     started = time.monotonic()
-    work = folder.parent / f".{folder.name}.work"
     for line in _announced(config, description, folder):
         console.print(f"warm start: {line}", soft_wrap=True)
     trajectories = _collect(config, console)
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+    with replaced_folder(folder) as work:
         score = _clone(config, trajectories, work, console, device)
         solved = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         took = time.monotonic() - started
         record = {**description, "demonstrator_success": solved, **score, "seconds": round(took, 1)}
         write_json_atomically(work / RECORD, record)
-        # One without a record was damaged by hand; a rename onto it would fail.
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(work, folder)
-        fsync_path(folder.parent)
-    except OSError as error:
-        raise storage_error("write", folder, error) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     console.print(
         f"warm start: done in {took:.0f} s; the demonstrator solved {solved:.0%}, its moves are "
         f"predicted with cross entropy {score['loss']:.3f} per token",

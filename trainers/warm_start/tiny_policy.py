@@ -8,13 +8,13 @@ bytes, so nothing is lost and nothing fails.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from envsdk.base.store.atomic import write_json_atomically
 
 END_OF_TURN = "<|end|>"
 PADDING = "<|pad|>"
@@ -90,7 +90,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, *, sequence_length: int)
     """Write the tokenizer, its chat template and its settings as Hugging Face files into `folder`."""
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    _write_json(
+    write_json_atomically(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -145,7 +145,3 @@ def write_random_model(
         do_sample=True, temperature=1.0, eos_token_id=end_of_turn, pad_token_id=padding
     )
     model.save_pretrained(folder)
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,18 +26,13 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate, validate
 from envsdk.envs.swe.evaluator.validation import VERSION
 from envsdk.envs.swe.export import file_name
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Outcome, Task
 from envsdk.rewards.sandbox import SandboxBackend, SandboxError, open_backend
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.grade.__main__ import GradeOptions
-
-
-from collections.abc import Collection, Iterable
-
-from envsdk.envs.swe.tasks import Outcome
 
 SHIPPED = "shipped"
 
@@ -87,7 +82,11 @@ async def run(arguments: GradeOptions) -> bool:
             )
         finally:
             await backend.aclose()
-            report = _write_report(arguments.out, tasks, predictions, graded)
+            resolved = {
+                done.prediction.instance_id: done.resolved for done in graded if done.resolved is not None
+            }
+            report = run_report(tasks, predictions, resolved)
+            write_json_atomically(arguments.out / "report.json", report)
     say(_summary(report, arguments.out))
     return not report["error_ids"]
 
@@ -194,15 +193,6 @@ def _keep(
             "elapsed_s": verdict.elapsed_s if verdict else 0.0,
         },
     )
-
-
-def _write_report(
-    out: Path, tasks: Mapping[str, Task], predictions: Sequence[Prediction], graded: Sequence[Graded]
-) -> dict[str, Any]:
-    resolved = {done.prediction.instance_id: done.resolved for done in graded if done.resolved is not None}
-    report = run_report(tasks, predictions, resolved)
-    write_json_atomically(out / "report.json", report)
-    return report
 
 
 def _summary(report: Mapping[str, Any], out: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.records import Record, read_records
+from envsdk.envs.swe.tasks.task import Task
 
 GOLD = "gold"
 """In place of a file: the tasks' own patches."""

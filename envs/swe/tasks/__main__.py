@@ -20,7 +20,7 @@ from envsdk.contracts.failures import ConfigurationError
 
 if TYPE_CHECKING:
     from envsdk.envs.swe.evaluator import Validation
-    from envsdk.envs.swe.tasks import Task
+    from envsdk.envs.swe.tasks.task import Task
 
 
 class TasksOptions(Options):

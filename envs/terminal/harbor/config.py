@@ -26,6 +26,8 @@ from pydantic import (
     model_validator,
 )
 
+from envsdk.base.settings.problems import dotted, leaves
+
 NEWEST = (1, 4)
 """The newest schema that this module knows."""
 ARTIFACTS = "/logs/artifacts"
@@ -350,21 +352,18 @@ def _megabytes(size: str) -> int:
     return int(number)
 
 
-def odd_values(value: Any, path: str = "") -> Iterator[str]:
+def odd_values(document: Mapping[str, Any]) -> Iterator[str]:
     """`KEY: why` of each value of a file that is read as Harbor reads it, and cannot be meant."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if key not in ("metadata", "task", "env", "mcp_servers", "tpu"):
-                yield from odd_values(each, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for number, each in enumerate(value):
-            yield from odd_values(each, f"{path}[{number}]")
-    elif isinstance(value, bool) and path.endswith(_NUMBERS):
-        yield f"{path}: {str(value).lower()}: is no number, and is read as {value:d}, as in Harbor"
-    elif value == "" or (isinstance(value, str) and "\0" in value):
-        yield f"{path}: {value!r}: is empty, or holds a zero byte"
-    elif isinstance(value, int | float) and value < 0 and not path.endswith("min_reward"):
-        yield f"{path}: {value:g}: is negative"
+    for keys, value in leaves(document, in_lists=True):
+        path = dotted(keys)
+        if not {"metadata", "task", "env", "mcp_servers", "tpu"}.isdisjoint(keys):
+            continue
+        if isinstance(value, bool) and path.endswith(_NUMBERS):
+            yield f"{path}: {str(value).lower()}: is no number, and is read as {value:d}, as in Harbor"
+        elif value == "" or (isinstance(value, str) and "\0" in value):
+            yield f"{path}: {value!r}: is empty, or holds a zero byte"
+        elif isinstance(value, int | float) and value < 0 and not path.endswith("min_reward"):
+            yield f"{path}: {value:g}: is negative"
 
 
 def odd_keys(value: Any, path: str = "") -> Iterator[str]:

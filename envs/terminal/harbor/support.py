@@ -20,8 +20,11 @@ def refusals(task: HarborTask, *, has_network: bool = False, has_engine: bool = 
 
     With `has_engine` the sandboxes are containers, which may have others beside them.
     """
-    found = [*_refusals(task), *(_of_networks(task) if has_network else ())]
-    return list(dict.fromkeys([*found, *_of_services(task, has_engine)]))
+    found = [*_of_box(task, task.box, "environment")]
+    for stage in task.stages:
+        found += _of_stage(task, stage)
+    found += [*(_of_networks(task) if has_network else ()), *_of_services(task, has_engine)]
+    return list(dict.fromkeys(found))
 
 
 def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
@@ -48,12 +51,6 @@ def remarks(task: HarborTask, *, has_network: bool) -> list[str]:
             keys = read_compose(file, box.config).without_effect
             said += [f"{file.relative_to(task.folder)}: {key}: changes nothing here" for key in keys]
     return list(dict.fromkeys(said))
-
-
-def _refusals(task: HarborTask) -> Iterator[str]:
-    yield from _of_box(task, task.box, "environment")
-    for stage in task.stages:
-        yield from _of_stage(task, stage)
 
 
 def _of_networks(task: HarborTask) -> Iterator[str]:

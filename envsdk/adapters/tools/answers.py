@@ -11,7 +11,7 @@ exception.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from envsdk.adapters.missing import import_extra
 from envsdk.adapters.tools.definition import Tool, ToolError, ToolUnavailable, tool
 from envsdk.base.settings.nearest import did_you_mean
+from envsdk.base.settings.problems import leaves
 from envsdk.contracts.failures import ConfigurationError, describe_error
 from envsdk.engines.tool_calls.formats import EXAMPLE, read_reply, schemas_of
 from envsdk.engines.tool_calls.reading import AttemptStatus, ToolCall, attempt_metric
@@ -191,21 +192,11 @@ def _validator(added: Tool) -> Any:
         cls.check_schema(added.parameters)
     except jsonschema.SchemaError as error:
         raise ConfigurationError(f"tool {added.name!r}: its schema is none: {error.message}") from error
-    for reference in _references(added.parameters):
+    for path, reference in leaves(added.parameters, in_lists=True):
         # Nothing is fetched from the network.
-        if not reference.startswith("#"):
+        if path[-1:] == ("$ref",) and isinstance(reference, str) and not reference.startswith("#"):
             raise ConfigurationError(f"tool {added.name!r}: its schema refers to {reference}, elsewhere")
     return cls(added.parameters)
-
-
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _references(item)
 
 
 def _jsonschema() -> Any:

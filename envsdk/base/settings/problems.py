@@ -1,9 +1,10 @@
-"""A problem of a configuration, and the message that lists several."""
+"""Where keys of settings stand; a problem of a configuration, and the message that lists several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 KeyPath = tuple[str | int, ...]
 """The way from the top level to a key: `("train_env_manager", "tags", 0)`."""
@@ -30,6 +31,15 @@ def dotted(path: KeyPath) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def leaves(value: Any, path: KeyPath = (), *, in_lists: bool = False) -> Iterator[tuple[KeyPath, Any]]:
+    """What nested mappings, and lists if `in_lists`, hold that has no keys itself, with where it stands."""
+    if value and isinstance(value, (Mapping, list, tuple) if in_lists else Mapping):
+        for key, below in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(below, (*path, key), in_lists=in_lists)
+    elif path or not isinstance(value, Mapping):
+        yield path, value
 
 
 def describe(problems: Sequence[Problem], *, source: str, origin: Callable[[KeyPath], str]) -> str:

@@ -348,7 +348,8 @@ def account_for_shards(folder: Path, plans: Sequence[ShardPlan], manifest: Manif
         record = recorded.get(plan.number)
         if record is None:
             # Written just before the run was killed, before the manifest was.
-            record = _read_record(folder, plan, manifest.fingerprint)
+            check_stamp(path, plan, manifest.fingerprint)
+            record = record_shard(folder, plan, Tally.of(iter_trajectories(path)), read_selection(path))
         elif file_sha256(path) != record.sha256:
             raise StorageError(
                 f"{path} is not the file that {folder / MANIFEST} records. "
@@ -366,12 +367,6 @@ def refuse_foreign_shards(folder: Path) -> None:
             f"{folder} holds {shard.name} but no {MANIFEST}: it is no collection that can be continued. "
             "Choose another folder, or delete its shards."
         )
-
-
-def _read_record(folder: Path, plan: ShardPlan, config_fingerprint: str) -> ShardRecord:
-    path = folder / plan.file_name
-    check_stamp(path, plan, config_fingerprint)
-    return record_shard(folder, plan, Tally.of(iter_trajectories(path)), read_selection(path))
 
 
 @contextmanager

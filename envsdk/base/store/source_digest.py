@@ -8,9 +8,11 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from envsdk.base.settings.problems import leaves
 
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*):\S")
 _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
@@ -29,7 +31,8 @@ def source_digest(objects: Iterable[Any], named_in: Any = ()) -> str:
     one package at a time; its kernel does not count. Other data files, and other installed packages that the
     code imports, are not looked at.
     """
-    modules = {module for each in objects for module in _modules_of(each)} | set(_named(named_in))
+    parts = (part for each in objects for part in (each.__mro__ if isinstance(each, type) else (each,)))
+    modules = {getattr(part, "__module__", "") for part in parts} | set(_named(named_in))
     waiting, found = [_root(module) for module in modules], dict[str, list[Path]]()
     while waiting:
         if (root := waiting.pop()) and root not in found:
@@ -65,20 +68,9 @@ def data_digest(arguments: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:16] if is_found else ""
 
 
-def _modules_of(each: Any) -> Iterator[str]:
-    for part in each.__mro__ if isinstance(each, type) else (each,):
-        yield getattr(part, "__module__", "")
-
-
 def _named(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        if match := _DOTTED.match(value):
-            yield match[1]
-    elif isinstance(value, Mapping):
-        yield from _named(list(value.values()))
-    elif isinstance(value, Sequence):
-        for each in value:
-            yield from _named(each)
+    texts = (text for _, text in leaves(value, in_lists=True) if isinstance(text, str))
+    return (match[1] for text in texts if (match := _DOTTED.match(text)))
 
 
 def _root(module: str) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from envsdk.base.settings.problems import leaves
 from envsdk.base.store.atomic import make_folder, remove_folder, replaced_folder
 from envsdk.base.store.cache import cache_folder
 from envsdk.base.store.file_lock import locked, wait_for_lock
@@ -174,15 +175,11 @@ class DriverFiles:
 
 def paths_in(value: Any) -> Iterator[str]:
     """Texts in settings that look like paths: they have a `/` or a suffix."""
-    if isinstance(value, str):
-        if "\n" not in value and len(value) < 4096 and ("/" in value.strip("/") or Path(value).suffix):
-            yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from paths_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from paths_in(each)
+    for _, text in leaves(value, in_lists=True):
+        if not isinstance(text, str) or "\n" in text or len(text) >= 4096:
+            continue
+        if "/" in text.strip("/") or Path(text).suffix:
+            yield text
 
 
 def _files(path: Path) -> Iterator[tuple[str, int]]:

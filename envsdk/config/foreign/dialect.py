@@ -17,10 +17,6 @@ Data = Mapping[str, Any]
 """The keys of a file."""
 
 
-def _none(data: Data) -> Mapping[KeyPath, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """The keys of another project's files."""
@@ -37,9 +33,9 @@ class Dialect:
     """A file of theirs with the sections in the places that the table knows."""
     kind_problems: Callable[[Data], list[Problem]] = lambda data: []
     """Why a file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
-    pending: Callable[[Data], Mapping[KeyPath, str]] = _none
+    pending: Callable[[Data], Mapping[KeyPath, str]] = lambda data: {}
     """Our keys that training needs and a file lacks, while it can be explained without: what to do."""
-    fetch: Callable[[Data], Mapping[KeyPath, str]] = _none
+    fetch: Callable[[Data], Mapping[KeyPath, str]] = lambda data: {}
     """Downloads what a run of the file needs; our keys where that fails: what stands against it."""
     sections: frozenset[str] = frozenset()
     """Top-level sections of their files alone: what is unknown in them is named, and none of them stays."""

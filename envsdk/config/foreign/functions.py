@@ -13,28 +13,14 @@ from envsdk.base.settings.nearest import nearest
 from envsdk.config.foreign.row import Place
 
 
-def equals(value: Any, place: Place, wanted: Any) -> bool:
-    return bool(value == wanted)
+def equals(value: Any, place: Place, *wanted: Any) -> bool:
+    """Whether it is one of these."""
+    return value in wanted
 
 
-def is_null(value: Any, place: Place) -> bool:
-    return value is None
-
-
-def is_given(value: Any, place: Place) -> bool:
-    return value is not None
-
-
-def is_null_or(value: Any, place: Place, *words: Any) -> bool:
+def is_null(value: Any, place: Place, *words: Any) -> bool:
+    """Whether it is null, or one of the words that mean the same."""
     return value is None or value in words
-
-
-def is_one_of(value: Any, place: Place, *words: Any) -> bool:
-    return value in words
-
-
-def is_empty(value: Any, place: Place) -> bool:
-    return not value
 
 
 def is_set(value: Any, place: Place) -> bool:

@@ -22,6 +22,7 @@
 
 A function is named as `module:function` in the dialect's package, or as `function` alone in
 `foreign/functions.py`; a list adds arguments. It is called with the value, its `Place` and these arguments.
+A condition may begin with `not`.
 """
 
 from __future__ import annotations
@@ -167,8 +168,10 @@ def _renaming(to: str) -> Convert | None:
 
 def _function(named: Named, package: str) -> Any:
     name, *args = [named] if isinstance(named, str) else named
-    function = _found(name, package)
-    return function if not args else lambda value, place: function(value, place, *args)
+    function = _found(name.removeprefix("not "), package)
+    if name.startswith("not "):
+        return lambda value, place: not function(value, place, *args)
+    return lambda value, place: function(value, place, *args)
 
 
 def _found(name: str, package: str) -> Any:

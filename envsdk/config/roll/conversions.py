@@ -116,10 +116,6 @@ def chooses_attention_in_rolls_words(value: Any, place: Place) -> bool:
     return chooses_attention(value, place) and value in (None, *_ATTENTION)
 
 
-def has_own_attention(value: Any, place: Place) -> bool:
-    return not chooses_attention(value, place)
-
-
 def attention(value: Any, place: Place) -> Mapping[str, Any]:
     chosen = _ATTENTION.get(value, "auto")
     if chosen == "flash_attention_2" and place.beside("dtype") not in ("bf16", "fp16"):
@@ -259,11 +255,6 @@ def default_sampling(value: Any, place: Place, usual: Any) -> Any:
     """A key of `actor_infer.generating_args`, in files that sample and leave it out."""
     sections = (("actor_infer", "generating_args"), ("train_env_manager", "generating_args"))
     return usual if any(place.mapping(*each) for each in sections) else None
-
-
-def infer_samples(value: Any, place: Place) -> bool:
-    """Whether `actor_infer.generating_args` is there, which replaces those of managers."""
-    return bool(place.get("actor_infer", "generating_args"))
 
 
 def sampling(value: Any, place: Place) -> Mapping[str, Any]:

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from envsdk.base.settings.problems import Problem
+from envsdk.base.settings.problems import Problem, leaves
 from envsdk.config.foreign.dialect import Dialect, has_mark
 from envsdk.config.foreign.row import read_data, value_at
 from envsdk.config.foreign.table import read_table
-from envsdk.config.loading import leaves
 from envsdk.config.roll.conversions import REFERENCE_TRAINERS
 from envsdk.config.roll.rewards import pending_keys
 
@@ -26,7 +25,7 @@ def is_roll_file(data: Mapping[str, Any]) -> bool:
 
 def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Why the file as a whole cannot be used: one problem, at the key that shows it; none if it can."""
-    for path, value in leaves(data).items():
+    for path, value in leaves(data):
         is_media = (
             (
                 re.match(_MEDIA["key"], str(path[-1])) is not None

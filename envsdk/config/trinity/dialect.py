@@ -1,11 +1,11 @@
 """Trinity-RFT's files, as one of the dialects that are translated."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from envsdk.base.settings.problems import KeyPath, Problem
+from envsdk.base.settings.problems import Problem, leaves
 from envsdk.config.foreign.dialect import Dialect, has_mark
 from envsdk.config.foreign.row import Place, read_data
 from envsdk.config.foreign.table import read_table
@@ -31,7 +31,7 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
             return [Problem(tuple(old.split(".")), _KINDS["first_release"]["says"])]
     if data.get("stages"):
         return [Problem(("stages",), _KINDS["stages"]["says"])]
-    for path, value in _leaves(data, ()):
+    for path, value in leaves(data, in_lists=True):
         name = path[-1]
         if (
             (name in _MEDIA["keys"] and value)
@@ -54,17 +54,6 @@ def kind_problems(data: Mapping[str, Any]) -> list[Problem]:
         )
         return [Problem(("buffer", "explorer_input", "taskset"), reason)]
     return []
-
-
-def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from _leaves(below, (*path, name))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for i, below in enumerate(value):
-            yield from _leaves(below, (*path, i))
-    elif path:
-        yield path, value
 
 
 TRINITY = Dialect(

@@ -35,6 +35,12 @@ _OF_SEVERAL_TYPES = frozenset({"content", "input"})
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class ClosedBody(BaseModel):
+    """What has the known fields alone."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class OpenBody(BaseModel):
     """What may have further fields, which are counted (`unknown_in`) unless one is misspelled."""
 

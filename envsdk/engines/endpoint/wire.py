@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from envsdk.engines.endpoint.errors import invalid, unsupported
 from envsdk.engines.endpoint.messages import FIRST, read_message
-from envsdk.engines.endpoint.parsing import MAX_STOPS, GrowingList, read_json, validate
+from envsdk.engines.endpoint.parsing import MAX_STOPS, ClosedBody, GrowingList, read_json, validate
 from envsdk.engines.sampling import LogitChanges, MinP, OutputStructure, TaggedJson, Temperature, TopK, TopP
 from envsdk.engines.tool_calls.formats import OPENING, call_of
 
@@ -48,10 +48,8 @@ _WITHOUT_EFFECT = frozenset(_FIELDS["without_effect"])
 Parsed = TypeVar("Parsed", bound="SamplingFields")
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(ClosedBody):
     """Options of a streamed reply."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
     """Whether a last chunk tells the number of tokens."""
@@ -59,10 +57,8 @@ class StreamOptions(BaseModel):
     """Taken and ignored."""
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(ClosedBody):
     """`json_schema` of a `response_format`. `strict` or not, replies are held to the schema."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = ""
     description: str | None = None
@@ -70,19 +66,15 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(ClosedBody):
     """What the text of a reply must be."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(ClosedBody):
     """vLLM's way to say it: one of these."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     regex: Annotated[str, Field(max_length=MAX_REGEX_CHARS)] | None = None
     choice: Annotated[list[str], Field(min_length=1), FIRST] | None = None
@@ -94,10 +86,10 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(ClosedBody):
     """What both kinds of requests have in common."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     top_field: ClassVar[str] = ""
     """The field that asks for `num_top`."""
@@ -288,10 +280,8 @@ class NamedFunction(BaseModel):
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(ClosedBody):
     """`tool_choice`: this function is to be called."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["function"]
     function: NamedFunction

@@ -1,6 +1,6 @@
 """Where each row of a JSONL file is, so that a row is read by its number and no file is held in memory.
 
-    offsets [N], lengths [N], lines [N], keys [N], digests [N]   ->   N rows that can be used, memory-mapped
+    one record (offset, length, line, key, digest) for each row that can be used, memory-mapped
 
 An index is made once per file and way of reading, and kept in the cache folder. It depends on the file's
 path, size and time of change: a file that changes has another one.
@@ -31,7 +31,7 @@ from envsdk.rewards.prompt_data.files import NOT_UTF_8
 from envsdk.rewards.prompt_data.prompts import PromptSource, Unusable
 from envsdk.rewards.prompt_data.rows import UnusableRow, key_of, standard_row
 
-_VERSION = 4
+_VERSION = 5
 """Raised when the same file would have another index."""
 _MAX_NAMED = 100
 """Rows that cannot be used and are kept with their reason; all are counted."""
@@ -39,13 +39,7 @@ _CHUNK_BYTES = 32 << 20
 """One process reads so much at a time."""
 _MARKUP_TOKENS = 64
 """Tokens that a chat template may write around one message, at most, for the quick estimate."""
-_ARRAYS = {
-    "offsets": np.int64,
-    "lengths": np.int64,
-    "lines": np.int32,
-    "keys": np.int32,
-    "digests": np.int64,
-}
+_ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("line", "<i4"), ("key", "<i4"), ("digest", "<i8")])
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -54,13 +48,9 @@ class FileIndex:
     """The rows of one file."""
 
     path: Path
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    lines: NDArray[np.int32]
-    keys: NDArray[np.int32]
-    """Numbers of `names`."""
-    digests: NDArray[np.int64]
-    """Digests of the rows' lines, without white space at their ends."""
+    rows: NDArray[np.void]
+    """`[num_rows]`. Of each `offset` and `length` in bytes and the number of its `line`; as `key` a number of
+    `names`; the `digest` of its line, without white space at its ends."""
     names: Sequence[str]
     """What decides the domain of a row: see `key_of`."""
     unusable: Sequence[Unusable]
@@ -88,19 +78,22 @@ def file_index(path: Path, shown: str, source: PromptSource) -> FileIndex:
     digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder() / "prompts" / "indexes" / digest
     try:
-        about, arrays = _load(folder)
+        about, rows = _load(folder)
     except (OSError, ValueError):
         # There is none, or a part of it was lost.
         shutil.rmtree(folder, ignore_errors=True)
-        _write(folder, _make(path, shown, source))
-        about, arrays = _load(folder)
+        about, rows = _make(path, shown, source)
+        with made_once(folder) as inside:
+            np.save(inside / "rows.npy", rows)
+            (inside / "index.json").write_text(json.dumps(about), encoding="utf-8")
+        about, rows = _load(folder)
     unusable = [Unusable(*each) for each in about.pop("unusable")]
-    return FileIndex(path=path, unusable=unusable, **about, **arrays)
+    return FileIndex(path=path, rows=rows, unusable=unusable, **about)
 
 
-def _load(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _load(folder: Path) -> tuple[dict[str, Any], NDArray[np.void]]:
     about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    return about, {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    return about, np.load(folder / "rows.npy", mmap_mode="r")
 
 
 @dataclass(slots=True)
@@ -115,7 +108,7 @@ class _Part:
     columns: list[str]
 
 
-def _make(path: Path, shown: str, source: PromptSource) -> dict[str, Any]:
+def _make(path: Path, shown: str, source: PromptSource) -> tuple[dict[str, Any], NDArray[np.void]]:
     read = partial(_read_part, path, source)
     parts = list(_parts(path))
     if source.num_workers > 1 and len(parts) > 1:
@@ -205,39 +198,28 @@ def _tokenizer(folder: str) -> ChatTokenizer:
     return ChatTokenizer.load(Path(folder))
 
 
-def _joined(parts: Iterator[_Part], shown: str) -> dict[str, Any]:
+def _joined(parts: Iterator[_Part], shown: str) -> tuple[dict[str, Any], NDArray[np.void]]:
     """All parts as one index."""
     numbers: dict[str, int] = {}
-    tables: list[NDArray[np.int64]] = []
+    tables = [np.empty(0, _ROW)]
     unusable: list[tuple[str, str]] = []
     num_unusable = num_lines = 0
     columns: list[str] = []
     for part in parts:
-        table = np.array(part.rows, np.int64).reshape(-1, len(_ARRAYS))
-        own = np.array([numbers.setdefault(name, len(numbers)) for name in part.names], np.int64)
-        if len(table):
-            table[:, 2] += num_lines
-            table[:, 3] = own[table[:, 3]]
+        table = np.array(part.rows, _ROW)
+        own = np.array([numbers.setdefault(name, len(numbers)) for name in part.names], np.int32)
+        table["line"] += num_lines
+        table["key"] = own[table["key"]]
         tables.append(table)
         room = _MAX_NAMED - len(unusable)
         unusable += [(f"{shown}:{num_lines + line}", reason) for line, reason in part.unusable[:room]]
         num_unusable += part.num_unusable
         num_lines += part.num_lines
         columns = columns or part.columns
-    table = np.concatenate(tables) if tables else np.empty((0, len(_ARRAYS)), np.int64)
-    arrays = {name: table[:, i].astype(dtype) for i, (name, dtype) in enumerate(_ARRAYS.items())}
     about = {
         "names": list(numbers),
         "unusable": unusable,
         "num_unusable": num_unusable,
         "columns": columns,
     }
-    return {"about": about, "arrays": arrays}
-
-
-def _write(folder: Path, made: dict[str, Any]) -> None:
-    """Put a folder of this name in place, unless another process did so before."""
-    with made_once(folder) as inside:
-        for name, array in made["arrays"].items():
-            np.save(inside / f"{name}.npy", array)
-        (inside / "index.json").write_text(json.dumps(made["about"]), encoding="utf-8")
+    return about, np.concatenate(tables)

@@ -44,10 +44,10 @@ class Prompts:
             self._files.append(_OpenFile(index, shown))
             self.num_unusable += index.num_unusable
             unusable += index.unusable
-            counts = np.bincount(index.keys, minlength=len(index.names)).tolist()
+            counts = np.bincount(index.rows["key"], minlength=len(index.names)).tolist()
             self.counts.update(dict(zip(index.names, counts, strict=True)))
             asked = [number for number, name in enumerate(index.names) if self.is_asked(name)]
-            rows = np.flatnonzero(np.isin(index.keys, asked))
+            rows = np.flatnonzero(np.isin(index.rows["key"], asked))
             chosen.append(rows + ((len(self._files) - 1) << _FILE_SHIFT))
         self.unusable: list[Unusable] = list(islice(unusable, _MAX_NAMED))
         """The first of them."""
@@ -77,7 +77,7 @@ class Prompts:
         digest = hashlib.sha256()
         for number, file in enumerate(self._files):
             chosen = self._rows[self._rows >> _FILE_SHIFT == number] & _ROW_MASK
-            digest.update(file.index.digests[chosen].tobytes())
+            digest.update(file.index.rows["digest"][chosen].tobytes())
         return digest.hexdigest()[:16]
 
     def has_changed(self) -> bool:
@@ -127,11 +127,11 @@ class _OpenFile:
         self._state = file_state(self._descriptor)
 
     def row(self, number: int, source: PromptSource) -> PromptRow:
-        index = self.index
-        place = f"{self._shown}:{index.lines[number]}"
+        row = self.index.rows[number]
+        place = f"{self._shown}:{row['line']}"
         if self.has_changed():
             raise StorageError(f"{self._shown} changed while its prompts are asked; start again with it")
-        line = os.pread(self._descriptor, int(index.lengths[number]), int(index.offsets[number]))
+        line = os.pread(self._descriptor, int(row["length"]), int(row["offset"]))
         messages, fields = standard_row(parse_line(line), source.columns)
         return PromptRow(messages=messages, fields=fields, place=place)
 

@@ -72,9 +72,8 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
     lines = [_steps_of(trajectory, segment) for segment in segments]
     steps = lines[0]
     if steps:
-        steps[0]["timestamp"], steps[-1]["timestamp"] = map(
-            _time, (trajectory.started_at, trajectory.ended_at)
-        )
+        for step, at in ((steps[0], trajectory.started_at), (steps[-1], trajectory.ended_at)):
+            step["timestamp"] = datetime.fromtimestamp(at, UTC).isoformat()
     _, final_observation = _played(steps)
     played = sorted(
         (number, *told)
@@ -118,7 +117,7 @@ def to_document(trajectory: Trajectory, *, agent: str, model: str | None = None)
             "trajectory_id": f"{trajectory.trajectory_id}/{place}" if place else trajectory.trajectory_id,
             "agent": _known(player),
             "steps": line,
-            "final_metrics": {"total_steps": len(line), **_totals(_own_replies(line))},
+            "final_metrics": {"total_steps": len(line), **_totals([step for *_, step in _played(line)[0]])},
         }
         for place, (line, player) in enumerate(zip(lines, players, strict=True))
     ]
@@ -139,10 +138,6 @@ def _player(trajectory: Trajectory, segment: Segment, policy: Mapping[str, Any])
         return policy
     own = policy if seat.player == POLICY else {"name": seat.player, "version": __version__}
     return {**own, "extra": {"role": segment.role}}
-
-
-def _own_replies(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [step for _, _, step in _played(steps)[0]]
 
 
 def _steps_of(trajectory: Trajectory, segment: Segment) -> list[dict[str, Any]]:
@@ -247,10 +242,6 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _time(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat()
-
-
 def from_document(document: Any, *, index: int = 0, name: str = "atif") -> Trajectory:
     """A trajectory of an ATIF document of version 1.x.
 
@@ -302,7 +293,8 @@ def _trajectory(document: Mapping[str, Any], index: int, name: str) -> Trajector
     history = [{"role": _ROLES[each["source"]], "content": _text(each["message"])} for each in opening]
     if turns and not ours and len(history) > 0:
         turns[0] = replace(turns[0], details=json.dumps({"history": history}, ensure_ascii=False))
-    times = [_unix(step["timestamp"]) for step in steps if step.get("timestamp")]
+    stamps = (datetime.fromisoformat(step["timestamp"]) for step in steps if step.get("timestamp"))
+    times = [stamp.timestamp() for stamp in stamps]
     if ours:
         failure = ours.get("failure")
         known = {each: ours[each] for each in _PLAIN if each in ours} | {
@@ -468,7 +460,3 @@ def _json_reward(reward: float) -> float | None:
 
 def _reward(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def _unix(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()

@@ -84,15 +84,10 @@ def _pairs(recorded: Trajectory, replayed: Trajectory) -> Iterator[tuple[int | N
             expected = f"goes on to turn {num_played}"
         else:
             expected = recorded.outcome.value
-        yield max(num_played - 1, 0) if num_played else None, "outcome", expected, _ending(replayed)
+        ending = replayed.outcome.value if replayed.failure is None else str(replayed.failure)
+        yield max(num_played - 1, 0) if num_played else None, "outcome", expected, ending
     yield None, "final_observation", recorded.final_observation, replayed.final_observation
     yield None, "success", recorded.success, replayed.success
-
-
-def _ending(replayed: Trajectory) -> str:
-    if replayed.failure is not None:
-        return str(replayed.failure)
-    return replayed.outcome.value
 
 
 def _same(expected: Any, got: Any, tolerance: float) -> bool:

@@ -19,6 +19,7 @@ from envsdk.base.settings.options import Count, Option, Options, split_names
 from envsdk.base.store.atomic import make_folder, remove_leftovers
 from envsdk.base.store.shard_plan import plan_shards, usual_shard_size
 from envsdk.base.store.shards import PLAYED, Manifest, ShardRecord
+from envsdk.base.store.tally import Tally
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.rollouts.datasets.card import License
 from envsdk.rollouts.datasets.finishing import collection_in, drop_duplicates, waiting_shards
@@ -29,7 +30,7 @@ from envsdk.rollouts.play.model import TinyPolicyMaker
 from envsdk.rollouts.play.options import PlayOptions, TaskOptions
 from envsdk.rollouts.play.player import make_player, package_versions
 from envsdk.rollouts.play.policy_form import PolicyForm
-from envsdk.rollouts.play.shard_play import Played, ShardJob, play_in_processes, play_shards
+from envsdk.rollouts.play.shard_play import Event, ShardJob, play_in_processes, play_shards
 from envsdk.rollouts.play.source import resolve_source
 
 
@@ -88,7 +89,7 @@ def collect(
     command: Sequence[str] = (),
     supervised: bool = False,
     on_start: Callable[[int, int], None] | None = None,
-    on_played: Callable[[Played], None] | None = None,
+    on_played: Callable[[Tally], None] | None = None,
     make_tiny_policy: TinyPolicyMaker | None = None,
     form: PolicyForm | None = None,
 ) -> Collection:
@@ -99,7 +100,7 @@ def collect(
         supervised: Play in another process even with one worker. An environment that hangs where nothing can
             end it (in this process, in the event loop) then costs its own episode and not the call.
         on_start: Called once with the number of episodes on disk and the number wanted.
-        on_played: Called about ten times a second.
+        on_played: Called about ten times a second, with the episodes that ended since.
         make_tiny_policy: Called where the policy is the tiny one of the YAML.
         form: A policy that is an object; it plays instead of `options.policy`, in this process.
 
@@ -163,7 +164,7 @@ def collect(
             num_waiting = sum(plan.num_episodes for plan in missing if plan.number in waiting)
             on_start(manifest.played.num_episodes + num_waiting, options.num_episodes)
 
-        def on_event(event: Played | ShardRecord) -> None:
+        def on_event(event: Event) -> None:
             if not isinstance(event, ShardRecord):
                 if on_played is not None:
                     on_played(event)

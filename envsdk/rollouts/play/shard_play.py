@@ -36,16 +36,9 @@ if TYPE_CHECKING:
 _PROGRESS_EVERY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """Episodes that ended since the last one of these; they are on disk once their shard is."""
-
-    num_episodes: int
-    num_successes: int
-    num_failed: int
-
-
-OnEvent = Callable[[Played | ShardRecord], None]
+Event = Tally | ShardRecord
+"""The episodes that ended since the last tally, which are on disk once their shard is; or that shard."""
+OnEvent = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +77,7 @@ class _ShardWriter:
 
     def _tell(self) -> None:
         since, self._since, self._told_at = self._since, Tally(), time.monotonic()
-        self._on_event(
-            Played(
-                num_episodes=since.num_episodes,
-                num_successes=since.num_successes,
-                num_failed=since.num_failed,
-            )
-        )
+        self._on_event(since)
 
 
 def select(
@@ -125,7 +112,7 @@ def play_in_processes(job: ShardJob, plans: Sequence[ShardPlan], num_workers: in
         remove_leftovers(job.to)
 
 
-class _Shards(Share[Played | ShardRecord]):
+class _Shards(Share[Event]):
     """The shards of one worker process."""
 
     def __init__(self, job: ShardJob, plans: Sequence[ShardPlan]) -> None:
@@ -140,7 +127,7 @@ class _Shards(Share[Played | ShardRecord]):
         share_worker_lock(self._job.out)
         play_shards(self._job, self._plans, send)
 
-    def heard(self, event: Played | ShardRecord) -> None:
+    def heard(self, event: Event) -> None:
         if isinstance(event, ShardRecord):
             self._plans = [plan for plan in self._plans if plan.number != event.number]
 

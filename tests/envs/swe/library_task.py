@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import Task, TestPlan, TreeSource
 
 FILE = "tests/test_lib.py"
 

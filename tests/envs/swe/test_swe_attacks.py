@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
 from tests.by_day import by_day

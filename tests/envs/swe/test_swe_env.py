@@ -21,7 +21,7 @@ from envsdk.envs.swe.env import SWEEnv, gold_command
 from envsdk.envs.swe.evaluator import Evaluation
 from envsdk.envs.swe.evaluator.validation import Validation
 from envsdk.envs.swe.observations import SUBMIT_COMMAND, read_ending
-from envsdk.envs.swe.tasks import Task
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import Image, SandboxError
 from envsdk.rewards.sandbox.fleet.backend import FleetBackend
 from tests.envs.swe import toy_sandbox

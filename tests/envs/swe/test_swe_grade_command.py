@@ -12,8 +12,8 @@ from envsdk.envs.swe.evaluator import Evaluation, Verdict
 from envsdk.envs.swe.grade.__main__ import main
 from envsdk.envs.swe.grade.command import instance_report, run_report
 from envsdk.envs.swe.grade.predictions import Prediction, read_predictions
-from envsdk.envs.swe.tasks import Outcome
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Outcome
 
 TASKS = {task.instance_id: task for task in shipped_tasks()}
 ONE, TWO, THREE = list(TASKS)[:3]

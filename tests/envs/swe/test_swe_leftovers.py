@@ -21,8 +21,8 @@ from envsdk.envs.swe.evaluator.stripping import (
     left_out,
     strip,
 )
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff, parse, sections
+from envsdk.envs.swe.tasks.task import Task, TestPlan, TreeSource
 from envsdk.rewards.sandbox.contract import MAX_ADDED_BYTES, MAX_ADDED_FILES
 
 TASK = Task(

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from envsdk.contracts.failures import ConfigurationError
-from envsdk.envs.swe.tasks import GitSource, ImageSource, Outcome, Split, TreeSource
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import GitSource, ImageSource, Outcome, Split, TreeSource
 
 GOLD = diff({"pkg/a.py": "x = 1\n"}, {"pkg/a.py": "x = 2\n"})
 TESTS = diff({"tests/test_a.py": "old\n"}, {"tests/test_a.py": "new\n"})

@@ -15,9 +15,9 @@ from envsdk.envs.swe.make_tasks.baseline import Baseline, measure, plan_of
 from envsdk.envs.swe.make_tasks.maker import Progress, make
 from envsdk.envs.swe.make_tasks.options import MakeTasksOptions
 from envsdk.envs.swe.make_tasks.package import Package, fetch
-from envsdk.envs.swe.tasks import TextSource
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import TextSource
 from envsdk.envs.swe.tasks.trees import write_texts
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
 

@@ -10,8 +10,8 @@ import pytest
 
 from envsdk.envs.swe.evaluator import evaluate, layout
 from envsdk.envs.swe.evaluator.stripping import Stripped, installed_for, strip
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
 

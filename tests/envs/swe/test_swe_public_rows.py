@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from envsdk.envs.swe.tasks import ImageSource, Outcome, Runner, Split, Task
 from envsdk.envs.swe.tasks.loaders import load_tasks
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import ImageSource, Outcome, Runner, Split, Task
 
 GOLD = diff({"pkg/a.py": "x = 1\n"}, {"pkg/a.py": "x = 2\n"})
 TESTS = diff({"tests/test_a.py": "old\n"}, {"tests/test_a.py": "new\n"})

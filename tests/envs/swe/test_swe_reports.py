@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from envsdk.envs.swe.evaluator.canaries import Canary, make_canary
 from envsdk.envs.swe.evaluator.report import distrust, look_up, read_report
-from envsdk.envs.swe.tasks import Outcome
+from envsdk.envs.swe.tasks.task import Outcome
 
 KEY = b"k" * 32
 CANARY = Canary(path="t.py", text="", must_pass=("t.py::good",), must_fail=("t.py::bad",))

@@ -9,8 +9,8 @@ import pytest
 
 from envsdk.envs.swe.evaluator.introspection import allowed_words, unexpected
 from envsdk.envs.swe.evaluator.stripping import RefusedPatch, is_protected, strip
-from envsdk.envs.swe.tasks import Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff, parse
+from envsdk.envs.swe.tasks.task import Task, TestPlan, TreeSource
 
 TASK = Task(
     instance_id="a",

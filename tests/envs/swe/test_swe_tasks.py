@@ -16,7 +16,12 @@ import pytest_asyncio
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Validation, Verdict, evaluate, layout, validate
-from envsdk.envs.swe.tasks import (
+from envsdk.envs.swe.tasks.images import prepare_image
+from envsdk.envs.swe.tasks.leaks import leaks
+from envsdk.envs.swe.tasks.patches import diff, parse
+from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
+from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
+from envsdk.envs.swe.tasks.task import (
     GitSource,
     ImageSource,
     Outcome,
@@ -26,11 +31,6 @@ from envsdk.envs.swe.tasks import (
     TextSource,
     TreeSource,
 )
-from envsdk.envs.swe.tasks.images import prepare_image
-from envsdk.envs.swe.tasks.leaks import leaks
-from envsdk.envs.swe.tasks.patches import diff, parse
-from envsdk.envs.swe.tasks.runtime import empty_folder, library_folders, runtime_python
-from envsdk.envs.swe.tasks.shipped import OUTCOMES, REPOSITORIES, shipped_tasks
 from envsdk.envs.swe.tasks.trees import base_tree
 from envsdk.rewards.sandbox import Image, Limits, Sandbox, SandboxBackend, SandboxError, open_backend
 from envsdk.rewards.sandbox.bubblewrap.system import shown_folders, this_system

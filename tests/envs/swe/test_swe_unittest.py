@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.run import KIT
-from envsdk.envs.swe.tasks import Outcome, Runner, Task, TestPlan, TreeSource
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import Outcome, Runner, Task, TestPlan, TreeSource
 from envsdk.rewards.sandbox import SandboxBackend, open_backend
 
 BUG = "def mean(numbers):\n    return sum(numbers) / 2\n"

@@ -13,8 +13,8 @@ from envsdk.config import explain, load_config
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe import SPEC
 from envsdk.envs.swe.task_list import TaskList, WeakTasks, task_to_train_on
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.shipped import shipped_tasks
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.managers.wiring import VAL_SPLIT, worker_setups
 from tests.envs.swe.test_swe_commands import ROW
 from tests.envs.swe.toy_tasks import MakeEnv

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from envsdk import TextEnv
 from envsdk.envs.swe.evaluator import Evaluation, Verdict
-from envsdk.envs.swe.tasks import Outcome, Task, TestPlan, TreeSource
+from envsdk.envs.swe.tasks.task import Outcome, Task, TestPlan, TreeSource
 
 GOLD = """diff --git a/calc.py b/calc.py
 --- a/calc.py

@@ -12,9 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envsdk.base.settings.problems import dotted
+from envsdk.base.settings.problems import dotted, leaves
 from envsdk.config import LoadedConfig, explain, find_config, load_config
-from envsdk.config.loading import leaf_paths
 from envsdk.config.reading import examples_folder
 from envsdk.contracts.failures import ConfigurationError
 
@@ -343,7 +342,7 @@ def test_explain_prints_every_key_once_with_value_and_origin() -> None:
     table, derived = explain(loaded).split("\nDerived\n")
     keys = [line.split()[0] for line in table.splitlines()[3:] if line]
     assert len(keys) == len(set(keys))
-    assert {dotted(path) for path in leaf_paths(loaded.config.model_dump())} <= set(keys)
+    assert {dotted(path) for path, _ in leaves(loaded.config.model_dump())} <= set(keys)
     assert re.search(r"^seed +7 +override$", table, re.MULTILINE)
     assert re.search(
         r"^actor_train\.training_args\.weight_decay +0\.0 +default of torch$", table, re.MULTILINE

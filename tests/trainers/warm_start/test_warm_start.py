@@ -199,7 +199,7 @@ def test_an_interrupted_making_leaves_nothing_behind(cache: Path, monkeypatch: p
             prepare(small_config())
     assert [path.suffix for path in (cache / "policies").iterdir()] == [".lock"]
     assert (prepare(small_config())[0] / RECORD).is_file()
-    assert not list((cache / "policies").glob(".*.work"))
+    assert not list((cache / "policies").glob(".*.partial"))
 
 
 def test_who_wants_the_same_policy_at_the_same_time_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,10 +264,6 @@ def _is(_: str, left: Value, right: Value) -> bool:
     return left[0] == right[0] and key(left) == key(right)
 
 
-def _is_not(_: str, left: Value, right: Value) -> bool:
-    return left[0] != right[0] or key(left) != key(right)
-
-
 def _differs(_: str, left: Value, right: Value) -> bool:
     try:
         return not same(left, right)
@@ -373,7 +369,7 @@ _OPERATORS: dict[str, Callable[[str, Value, Value], bool]] = {
     "==": lambda _, left, right: same(left, right),
     "!=": _differs,
     "is": _is,
-    "is not": _is_not,
+    "is not": lambda *compared: not _is(*compared),
     "in": _in,
     "not in": _not_in,
     **dict.fromkeys(_ORDER, _ordered),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -286,10 +285,9 @@ class FleetSandbox:
     def __getattr__(self, name: str) -> Any:
         """The contract's other methods, none of which needs more than the host's answer."""
         call = getattr(self._inner, name)
-        return partial(self._passed_on, call) if iscoroutinefunction(call) else call
-
-    async def _passed_on(self, call: Callable[..., Coroutine[Any, Any, T]], *args: Any, **named: Any) -> T:
-        return await self._answer(call(*args, **named))
+        if not iscoroutinefunction(call):
+            return call
+        return lambda *args, **named: self._answer(call(*args, **named))
 
     async def fork(self, *, binds: Mapping[str, Path] | None = None) -> FleetSandbox:
         copy = await self._answer(self._inner.fork(binds=binds))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.images import prepare_image
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import ExecEnd, Limits, SandboxBackend
 from tests.envs.swe.grading.subjects import hidden_tests
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
 from envsdk.envs.swe.tasks.shipped import read_tasks, shipped_tasks
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.envs.swe.tasks.trees import base_tree, solution_of
 from envsdk.rewards.sandbox import open_backend
 

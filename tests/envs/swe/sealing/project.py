@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import Task
 from tests.envs.swe.library_task import library_task
 
 LIBRARY = '''

@@ -8,7 +8,7 @@ import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, Verdict, evaluate
 from envsdk.envs.swe.evaluator.sealing.strength import ENOUGH_BITS
-from envsdk.envs.swe.tasks import Task
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import SandboxBackend
 from tests.by_day import by_day
 from tests.envs.swe.sealing.project import BROKEN, HONEST, changed, make_task

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from envsdk.envs.swe.evaluator import Evaluation, evaluate
-from envsdk.envs.swe.tasks import Task
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import Task
 from envsdk.rewards.sandbox import open_backend
 from tests.by_day import by_day
 from tests.envs.swe.library_task import library_task

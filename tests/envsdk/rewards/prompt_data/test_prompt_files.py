@@ -165,7 +165,7 @@ def test_an_index_that_lost_a_part_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(lines(ROWS))
     opened(path)
-    for part in Path(os.environ["ENVSDK_CACHE"]).rglob("lengths.npy"):
+    for part in Path(os.environ["ENVSDK_CACHE"]).rglob("rows.npy"):
         part.unlink()
     assert ids(opened(path, tags=["a"])) == ["0", "2", "4"]
 

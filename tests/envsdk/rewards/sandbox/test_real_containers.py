@@ -17,8 +17,8 @@ from e2b import AsyncSandbox, TimeoutException
 
 from envsdk.contracts.failures import ConfigurationError
 from envsdk.envs.swe.evaluator import Verdict, evaluate
-from envsdk.envs.swe.tasks import ImageSource, Task, TestPlan
 from envsdk.envs.swe.tasks.patches import diff
+from envsdk.envs.swe.tasks.task import ImageSource, Task, TestPlan
 from envsdk.rewards.sandbox import (
     ExecEnd,
     Image,
