@@ -18,7 +18,7 @@ from envsdk.contracts.chat import ChatTokenizer
 from envsdk.evaluate import evaluate
 from envsdk.tracking import read_metrics
 
-EXAMPLE = Path(__file__).parents[2] / "examples/rlvr_smollm2.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [
     pytest.mark.models,
@@ -140,9 +140,30 @@ async def test_engine_and_trainer_mean_the_same_adapter(folder: Path, dtype: str
 
 
 def test_it_learns_word_problems(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envsdk.train", str(EXAMPLE), "max_steps=24", "eval_steps=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "envsdk.train",
+        str(EXAMPLES / "rlvr_smollm2.yaml"),
+        "max_steps=24",
+        "eval_steps=0",
+    ]
     subprocess.run([*command, f"output_dir={tmp_path}"], check=True, cwd=tmp_path)
     rows = read_metrics(tmp_path / "rlvr_smollm2/metrics.jsonl")
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     assert len(rewards) == 24
     assert sum(rewards[-6:]) / 6 > sum(rewards[:6]) / 6 + 0.1
+
+
+def test_it_learns_to_order_by_tools_after_a_short_warm_start(folder: Path, tmp_path: Path) -> None:
+    example = str(EXAMPLES / "agentic_smollm2.yaml")
+    orders = ("train_env_manager.tags=[OrderDesk]", "val_env_manager.tags=[OrderDesk]")
+    demos = ("--policy", "oracle", "--epsilon", "0.5", "--out", "demos", "--episodes", "200")
+    sft = ("--model", "smollm2", "--data", "demos", "--out", "warm", "--learning-rate", "5e-5")
+    run = ("pretrain=warm", "max_steps=6", "eval_steps=0", "output_dir=runs", *orders)
+    for command in (["collect", example, *demos], ["sft", *sft], ["train", example, *run]):
+        subprocess.run([sys.executable, "-m", "envsdk", *command], check=True, cwd=tmp_path)
+    rows = read_metrics(tmp_path / "runs/agentic_smollm2/metrics.jsonl")
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    assert len(rewards) == 6
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.1

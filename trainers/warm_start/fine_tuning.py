@@ -26,7 +26,7 @@ from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
 from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
-from envsdk.base.store.atomic import new_folder, write_json_atomically
+from envsdk.base.store.atomic import make_folder, replaced_folder, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
@@ -138,7 +138,8 @@ def fine_tune(
     conversations = list(read_conversations(config.data, filters))
     learned, held_out = split_held_out(conversations, share=config.held_out, seed=config.seed)
     _check_enough(config, learned, held_out)
-    with new_folder(out) as folder, TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    make_folder(out.parent)
+    with replaced_folder(out) as folder, TemporaryDirectory(prefix="envsdk-sft-") as scratch:
         base, sequence_length = _base_model(config, conversations, Path(scratch) / "base")
         result = _learn(config, base, sequence_length, learned, held_out, folder, on_step, on_epoch)
         record = {

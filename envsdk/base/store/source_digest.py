@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from envsdk.base.settings.problems import leaves
 
 _DOTTED = re.compile(r"([A-Za-z_][\w.]*):\S")
+_PARSING = threading.Lock()
+"""`ast.parse` in several threads at once may raise SystemError: python/cpython#106905."""
 _ELSEWHERE = frozenset({"gymnasium", *sys.stdlib_module_names})
 """Bases of every environment are defined there."""
 _INSTALLED = frozenset({"dist-packages", "site-packages"})
@@ -99,7 +102,8 @@ def _sources(root: str) -> tuple[Path | None, list[Path]]:
 def _imported(file: Path) -> set[str]:
     """Top-level modules that a source imports."""
     try:
-        nodes = list(ast.walk(ast.parse(file.read_bytes()))) if file.suffix == ".py" else []
+        with _PARSING:
+            nodes = list(ast.walk(ast.parse(file.read_bytes()))) if file.suffix == ".py" else []
     except (SyntaxError, ValueError):
         return set()
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
