@@ -77,7 +77,7 @@ def _sections_in(listed: _Titled, known: set[type[BaseModel]]) -> Iterator[tuple
 
 
 def _title_in(title: str, name: str) -> str:
-    """Of the section at a key of the section `title`."""
+    """The title of the section at a key of the section `title`."""
     if title in ("The run", "The algorithm"):
         return f"`{name}`"
     is_path = title[0] == title[-1] == "`" and title.count("`") == 2
