@@ -230,6 +230,11 @@ format: install ## Rewrite the code in the project's format
 test-slow: install ## Run the tests that `make test` leaves out because they take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600
 
+.PHONY: test-properties
+test-properties: install ## Run the property tests of `make test` with six times as many examples
+	$(BIN)/python -m pytest -m "hypothesis and not system and not slow and not gpu" --hypothesis-profile night \
+		--numprocesses 2 --dist worksteal --timeout 3600
+
 # What samples and what learns, on another Python and another PyTorch, without Ray and PyArrow.
 TORCH ?= 2.11.0
 TRANSFORMERS ?= 5.17.0

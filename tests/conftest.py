@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from envsdk.contracts.trainer import TrainSequence
+from tests.by_day import NUM_EXAMPLES
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Two processes whose threads wait for one another on two cores do three times the work.
@@ -26,9 +28,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # sandbox, in place of vfork: 26 ms in a process of 1.5 GB, which has loaded all tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("envsdk", deadline=None)
+by_day = settings(deadline=None, max_examples=NUM_EXAMPLES)
+settings.register_profile("envsdk", by_day)
+settings.register_profile("night", by_day, max_examples=6 * NUM_EXAMPLES)
 # For `tests.mutations`, which asks whether a test fails, and not for the smallest example.
-settings.register_profile("unshrunk", deadline=None, phases=[Phase.explicit, Phase.generate])
+settings.register_profile("unshrunk", by_day, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("envsdk")
 
 VOCAB_SIZE = 61
@@ -45,6 +49,10 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         if (server := sys.modules.get("uvicorn.server")) is not None:
             vars(server)["asyncio"] = _ImpatientAsyncio()
+        # Each of a thousand clients would read the machine's certificates: 25 ms.
+        for name in ("httpx._transports.default", "httpx2._transports.default"):
+            if (transports := sys.modules.get(name)) is not None:
+                vars(transports)["create_ssl_context"] = cache(vars(transports)["create_ssl_context"])
 
 
 class _ImpatientAsyncio:

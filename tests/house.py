@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.sources import nodes
+
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "tests/house.toml"
 PICTURE = ROOT / "docs/images/wings.svg"
@@ -79,13 +81,13 @@ def num_lines(file: Path) -> int:
 
 def classes_of(file: Path) -> Iterator[Class]:
     """An attribute is what a method assigns to `self`."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef):
             methods = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
             attributes = {
                 inner.attr
                 for method in methods
-                for inner in ast.walk(method)
+                for inner in nodes(method)
                 if isinstance(inner, ast.Attribute)
                 and isinstance(inner.ctx, ast.Store)
                 and isinstance(inner.value, ast.Name)

@@ -25,6 +25,7 @@ LOGS = ROOT / "build/nightly"
 TARGETS: Mapping[str, Sequence[str]] = {
     "docs": (),
     "test-slow": (),
+    "test-properties": (),
     "test-mutations": (),
     "test-postgres": ("postgresql",),
     "test-browser": ("chromium-headless-shell",),

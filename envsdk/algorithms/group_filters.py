@@ -80,7 +80,7 @@ def group_filter(
 class PluginEntry(BaseModel):
     """A plug-in by its name alone, or as a section with its name and its settings."""
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: str
 

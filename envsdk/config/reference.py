@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
+import itertools
+import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -16,56 +20,33 @@ from typing import Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from envsdk.algorithms.args import AlgorithmKeys, CorrectionFilter, ISWeightArgs, TrainInferCorrection
+from envsdk.algorithms.args import AlgorithmKeys
 from envsdk.algorithms.group_filters import GroupFilterEntry
 from envsdk.algorithms.task_samplers.contract import TASK_SAMPLERS, TaskSamplerEntry, sampler_class
-from envsdk.algorithms.task_samplers.prefixes import PrefixArgs
 from envsdk.algorithms.task_samplers.scored import Gate
 from envsdk.base.plugins import plugin_names
 from envsdk.base.settings.validation import shown
-from envsdk.config import env_models, job_models, models, ray_models, rlvr_models, role_models
+from envsdk.config import env_models, models, rlvr_models, role_models
 from envsdk.config.plugins import SETTINGS
-from envsdk.config.prices import Prices
 from envsdk.config.section import GeneratingArgs, OwnGeneratingArgs
 
-_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+_Titled = Sequence[tuple[str, type[BaseModel]]]
+_SECTIONS: _Titled = (
     ("The run", models.RunConfig),
     ("The algorithm", AlgorithmKeys),
-    ("`train_infer_correction`", TrainInferCorrection),
-    ("`train_infer_correction.is_weight`", ISWeightArgs),
-    ("An entry of `train_infer_correction.filters`", CorrectionFilter),
     ("An entry of `group_filters`", GroupFilterEntry),
     ("`task_sampler`", TaskSamplerEntry),
     ("`task_sampler.gate`", Gate),
-    ("`prefix_sampling`", PrefixArgs),
-    ("`prices`", Prices),
     ("`custom_envs.TAG`", env_models.CustomEnv),
-    ("`custom_envs.TAG.structured_output`", env_models.StructuredOutput),
-    ("`custom_envs.TAG.turn_curriculum`", env_models.TurnCurriculumArgs),
     ("`train_env_manager`, `val_env_manager`", env_models.EnvManagerArgs),
     ("`val_env_manager.generating_args`", OwnGeneratingArgs),
-    ("`actor_train`", role_models.ActorTrain),
     ("`actor_train.data_args`, `validation.data_args`", rlvr_models.DataArgs),
     ("`validation`, where it is a section", rlvr_models.ValidationArgs),
     ("`rewards.DOMAIN`", rlvr_models.RewardArgs),
-    ("`rewards.DOMAIN.query_filter_config`", rlvr_models.QueryFilter),
-    ("`actor_infer`", role_models.ActorInfer),
     ("`actor_infer.generating_args`", GeneratingArgs),
     ("`opponents.NAME`", role_models.Opponent),
     ("`teachers.NAME`", role_models.Teacher),
-    ("`reference`", role_models.Reference),
     ("`strategy_args` of a role", role_models.StrategyArgs),
-    ("`warm_start`", models.WarmStartArgs),
-    ("`ray`", ray_models.RayArgs),
-    ("`ray.placement`", ray_models.PlacementArgs),
-    ("`ray.placement.workers`, `ray.placement.engines`", ray_models.RolePlacement),
-    ("`ray.placement.trainer`, `ray.placement.reference`", ray_models.TrainerPlacement),
-    ("`buffer`", job_models.BufferArgs),
-    ("`buffer.trainer_input`", job_models.TrainerInput),
-    ("`buffer.trainer_input.experience_buffer`", job_models.ExperienceBufferArgs),
-    ("`explorer`", job_models.ExplorerArgs),
-    ("`synchronizer`", job_models.SynchronizerArgs),
-    ("`serve`", job_models.ServeArgs),
 )
 
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", Path: "path"}
@@ -76,21 +57,31 @@ def reference(word: str = "") -> str:
     """As Markdown: sections whose title holds `word`, and of the others the keys whose name holds it."""
     listed = [*_SECTIONS, *_plugin_sections(), *_reward_sections()]
     sections = [
-        f"### {title}\n\n" + "\n".join(_line(name, info) for name, info in keys)
-        for title, model in [*listed, *_sections_in(listed)]
+        f"### {title}\n\n" + "\n".join(_line(name, info, meanings(model)) for name, info in keys)
+        for title, model in _sections_in(listed, {model for _, model in listed})
         if (keys := [(name, info) for name, info in _own_fields(model) if word in title or word in name])
     ]
     return "\n\n".join(sections)
 
 
-def _sections_in(listed: list[tuple[str, type[BaseModel]]]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Sections that are keys of `listed` ones and have no title there, and those in them."""
-    known = {model for _, model in listed}
+def _sections_in(listed: _Titled, known: set[type[BaseModel]]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """`listed` ones, each with the sections in it that are none of `known`."""
     for title, model in listed:
-        for name, info in _own_fields(model):
-            found = [each for each in _models_in(info.annotation) if known.isdisjoint(each.__mro__)]
-            yield from (below := [(f"`{name}` in {title}", each) for each in found])
-            yield from _sections_in(below)
+        yield title, model
+        below = [
+            (_title_in(title, name), each)
+            for name, info in _own_fields(model)
+            for each in _models_in(info.annotation)
+        ]
+        yield from _sections_in([each for each in below if known.isdisjoint(each[1].__mro__)], known)
+
+
+def _title_in(title: str, name: str) -> str:
+    """The title of the section at a key of the section `title`."""
+    if title in ("The run", "The algorithm"):
+        return f"`{name}`"
+    is_path = title[0] == title[-1] == "`" and title.count("`") == 2
+    return f"{title[:-1]}.{name}`" if is_path else f"`{name}` in {title}"
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -123,9 +114,21 @@ def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
             yield name, info
 
 
-def _line(name: str, info: FieldInfo) -> str:
-    meaning = " ".join((info.description or "").split())
-    return f"- `{name}` ({', '.join(filter(None, (_type(info.annotation), _default(info))))}): {meaning}"
+def meanings(model: type[BaseModel]) -> Mapping[str, str]:
+    """The docstrings of its fields. pydantic would read them whenever a process makes the class."""
+    found = {}
+    for each in reversed(model.__mro__):
+        with contextlib.suppress(OSError, TypeError):  # without a source, there are none
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            for field, below in itertools.pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+def _line(name: str, info: FieldInfo, meanings: Mapping[str, str]) -> str:
+    about = ", ".join(filter(None, (_type(info.annotation), _default(info))))
+    return f"- `{name}` ({about}): {meanings.get(name, '')}"
 
 
 def _default(info: FieldInfo) -> str:

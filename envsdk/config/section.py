@@ -65,15 +65,10 @@ Count = Annotated[PositiveInt, Field(le=MOST)]
 
 
 class Section(BaseModel):
-    """What all sections share: strict types, no unknown keys, frozen, docstrings as descriptions."""
+    """What all sections share: strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        use_attribute_docstrings=True,
-        protected_namespaces=(),
-        allow_inf_nan=False,
+        extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False
     )
 
 

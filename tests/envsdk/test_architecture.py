@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import LINKED, PICTURE, ROOT, House, classes_of, files_of, num_lines, picture, sizes
+from tests.sources import nodes, statements
 
 COMMANDS = {
     "__main__",
@@ -142,7 +144,7 @@ def imports_of(file: Path) -> tuple[Import, ...]:
 def _walk(
     node: ast.AST, file: Path, *, at_module_level: bool = True, for_types: bool = False
 ) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in statements(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield Import(file, child.lineno, alias.name, at_module_level, for_types)
@@ -307,7 +309,9 @@ def test_the_package_itself_holds_few_modules() -> None:
 
 def test_a_room_is_imported_by_its_name_inside_the_package() -> None:
     every_file = [f for r in ("envsdk", *LINKED, "tests", "examples", "benchmarks") for f in files_of(r)]
-    found = [i for file in every_file for i in imports_of(file) if i.module.split(".")[0] in LINKED]
+    named = re.compile(rf"\b(from|import|,) +({'|'.join(LINKED)})\b")
+    read = [file for file in every_file if named.search(file.read_text(encoding="utf-8"))]
+    found = [i for file in read for i in imports_of(file) if i.module.split(".")[0] in LINKED]
     assert not found, "write envsdk.NAME:\n" + "\n".join(map(str, found))
 
 
@@ -357,7 +361,10 @@ def test_what_is_printed_goes_through_the_terminal_module() -> None:
             name = str(path.relative_to(ROOT))
             if name in _TERMINAL | _FOR_OTHER_PROCESSES or path.resolve() != path:
                 continue
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            if not any(word in text for word in (*_PRINTS, "stdout", "stderr")):
+                continue
+            for node in nodes(ast.parse(text)):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in _PRINTS, (
                         f"{name}:{node.lineno}: use envsdk.base.display.terminal"

@@ -14,6 +14,8 @@ from ledger_machine import LedgerMachine
 from ledger_model import PromiseBroken
 from ledger_scenarios import SCENARIOS
 
+from tests.by_day import examples
+
 
 def run_all(make_ledger: Any) -> None:
     class Machine(LedgerMachine):
@@ -24,7 +26,7 @@ def run_all(make_ledger: Any) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=200,
+            max_examples=examples(60),
             stateful_step_count=60,
             deadline=None,
             database=None,

@@ -20,6 +20,7 @@ from envsdk.managers.worker_pool import (
     WorkerPool,
     WorkerPoolConfig,
 )
+from tests.by_day import examples
 
 SLOTS = 4
 
@@ -226,6 +227,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 PoolMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=examples(35), stateful_step_count=40, deadline=None, derandomize=True
 )
 TestPool = PoolMachine.TestCase

@@ -45,7 +45,7 @@ _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 class _Table(BaseModel):
     """A table of the file. Keys that it does not know are kept, so that they can be named."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
 
 def _service(value: str) -> str:

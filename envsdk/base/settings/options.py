@@ -48,7 +48,7 @@ class Argument:
 class Options(StrictSettings):
     """Base of the options of a command. Immutable and picklable; a field may hold further options."""
 
-    model_config = ConfigDict(allow_inf_nan=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=True)
 
     shown: ClassVar[tuple[str, ...]] = ()
     """Fields that the command line shows, in this order; all of them when empty."""

@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class StrictSettings(BaseModel):
-    """An unknown key is an error; docstrings of fields are their descriptions."""
+    """An unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -12,6 +12,7 @@ from envsdk.envs.webshop.analyzer import stem, tokens
 from envsdk.envs.webshop.index import K1, RANKS, B, Index, lucene_length
 from envsdk.envs.webshop.index_builder import IndexBuilder
 from envsdk.envs.webshop.reward import THRESHOLD, color_of, color_of_pair, is_alike
+from tests.by_day import examples
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ alike_words = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     st.lists(alike_words, max_size=5).map(" ".join) | st.text("ab ,é", max_size=12),
     st.lists(alike_words, max_size=5).map(" ".join) | st.text("ab ,é", max_size=12),

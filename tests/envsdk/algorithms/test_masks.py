@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -65,6 +65,8 @@ batches = st.lists(samples, max_size=10)
 ALL = {"max_len_mask": True, "difficulty_mask": True, "error_max_len_clip": True}
 
 
+@example([sample(0.25), sample(0.25)], 0.25, 1.0)
+@example([sample(0.5), sample(0.5)], 0.0, 0.5)
 @given(batches, st.sampled_from([0.0, 0.1, 0.25]), st.sampled_from([0.5, 0.95, 1.0]))
 def test_the_difficulty_mask_keeps_groups_whose_mean_reward_is_between_the_thresholds(
     batch, low, high

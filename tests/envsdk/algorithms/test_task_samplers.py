@@ -27,6 +27,7 @@ from envsdk.contracts.failures import ConfigurationError
 from envsdk.contracts.seeds import stable_seed
 from envsdk.contracts.trajectory import Task
 from envsdk.managers.ledger_parts import TagOrder
+from tests.by_day import examples
 
 TAGS = {"a": 2, "b": 1}
 RANKS = {"a": [3, 0, 2, 1, 1], "b": [5, 4, 0]}
@@ -160,7 +161,7 @@ SAMPLERS = st.one_of(
 OUTCOMES = st.lists(st.booleans(), max_size=3)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100))
 @given(
     SAMPLERS, st.lists(st.tuples(st.booleans(), st.integers(0, 9), OUTCOMES), max_size=60), st.integers(0, 60)
 )

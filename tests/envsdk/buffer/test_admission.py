@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from envsdk.buffer.admission import PATIENCE, due_groups, num_places
 from envsdk.buffer.contract import Terms
 from envsdk.buffer.selection import Selection, WaitingGroup, choose
+from tests.by_day import examples
 
 EXPLORERS = st.sampled_from(["a", "b", "c"])
 
@@ -177,7 +178,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert self.num_trained == before + 4 * self.terms.groups_per_batch
 
 
-AdmissionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+AdmissionMachine.TestCase.settings = settings(
+    max_examples=examples(35), stateful_step_count=20, deadline=None
+)
 TestAdmission = AdmissionMachine.TestCase
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +20,7 @@ from envsdk.config import RunConfig, plugins
 from envsdk.config.foreign.dialect import DIALECTS
 from envsdk.config.foreign.row import Row
 from envsdk.contracts.failures import ConfigurationError
+from tests.sources import nodes
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("envsdk/algorithms", "envsdk/config", "managers", "trainers")
@@ -68,31 +70,49 @@ def keys() -> frozenset[str]:
     return frozenset(found | {path.stem for path in (ROOT / "examples").rglob("*.yaml")})
 
 
+@dataclass(frozen=True, slots=True)
+class Module:
+    """What a file says, without its tree."""
+
+    strings: list[ast.Constant]
+    """Without docstrings."""
+    docstrings: list[ast.Constant]
+    definitions: set[str]
+    """Of classes and functions, and the file itself."""
+    names: set[str]
+    """All other words of its code."""
+
+
 @cache
-def product() -> dict[Path, ast.Module]:
+def product() -> dict[Path, Module]:
     folders = [ROOT / room for room in ("envs", "managers", "trainers")]
     folders += [path for path in (ROOT / "envsdk").iterdir() if path.is_dir() and not path.is_symlink()]
     files = [*(ROOT / "envsdk").glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
-    return {file: ast.parse(file.read_text()) for file in files}
+    return {file: module_of(file) for file in files}
 
 
-def docstrings(tree: ast.Module) -> list[ast.Constant]:
-    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-    return [each for each in statements if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-
-
-def strings(tree: ast.Module) -> list[ast.Constant]:
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    written = {id(each) for each in docstrings(tree)}
-    return [node for node in nodes if isinstance(node.value, str) and id(node) not in written]
+def module_of(file: Path) -> Module:
+    written: list[ast.Constant] = []
+    docstrings: list[ast.Constant] = []
+    definitions, names = {file.stem}, set()
+    for node in nodes(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            written.append(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docstrings += [node.value] if isinstance(node.value.value, str) else []
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            definitions.add(node.name)
+        for name in ("id", "attr", "arg", "name"):
+            value = getattr(node, name, None)
+            names |= {value} if isinstance(value, str) else set()
+    ids = set(map(id, docstrings))
+    return Module([each for each in written if id(each) not in ids], docstrings, definitions, names)
 
 
 @cache
 def definitions() -> frozenset[str]:
     """Modules, classes and functions."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    named = {node.name for tree in product().values() for node in ast.walk(tree) if isinstance(node, kinds)}
-    return frozenset(named | {file.stem for file in product()})
+    return frozenset().union(*(module.definitions for module in product().values()))
 
 
 @cache
@@ -101,43 +121,42 @@ def identifiers() -> frozenset[str]:
     found = set(definitions())
     for file in (ROOT / "envsdk").rglob("*.toml"):
         found |= set(SNAKE.findall(file.read_text()))
-    for tree in product().values():
-        for node in ast.walk(tree):
-            for name in ("id", "attr", "arg", "name"):
-                value = getattr(node, name, None)
-                found |= {value} if isinstance(value, str) else set()
-        for each in strings(tree):
+    for module in product().values():
+        found |= module.names
+        for each in module.strings:
             found |= set(SNAKE.findall(str(each.value)))
     return frozenset(found)
 
 
-def in_rooms() -> Iterator[tuple[str, ast.Module]]:
-    for file, tree in product().items():
+def in_rooms() -> Iterator[tuple[str, Module]]:
+    for file, module in product().items():
         where = file.relative_to(ROOT).as_posix()
         if where.startswith(ROOMS) and not where.startswith(OF_OTHER_PROJECTS):
-            yield where, tree
+            yield where, module
 
 
 def test_a_message_names_no_key_that_no_file_can_hold() -> None:
+    known = keys() | definitions() | OF_FILES | OF_OTHERS
     unknown = [
         (f"{where}:{each.lineno}", word)
-        for where, tree in in_rooms()
-        for each in strings(tree)
+        for where, module in in_rooms()
+        for each in module.strings
         if " " in str(each.value).strip()
         for word in SNAKE.findall(str(each.value))
-        if word not in keys() | definitions() | OF_FILES | OF_OTHERS
+        if word not in known
     ]
     assert unknown == []
 
 
 def test_a_docstring_names_nothing_that_is_not_there() -> None:
+    known = keys() | identifiers() | OF_OTHERS
     unknown = [
         (f"{where}:{each.lineno}", word)
-        for where, tree in in_rooms()
-        for each in docstrings(tree)
+        for where, module in in_rooms()
+        for each in module.docstrings
         for quoted in re.findall(r"`([^`\n]+)`", str(each.value))
         for word in SNAKE.findall(quoted)
-        if word not in keys() | identifiers() | OF_OTHERS
+        if word not in known
     ]
     assert unknown == []
 
@@ -148,10 +167,11 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_sets_no_key_that_is_not_there(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    known = keys() | identifiers() | OF_OTHERS
     unknown = [
         match[1]
         for quoted in re.findall(r"`([^`\n]+)`", text)
         if (match := SETTING.match(quoted)) and "_" in match[1]
-        if match[1].rpartition(".")[2] not in keys() | identifiers() | OF_OTHERS
+        if match[1].rpartition(".")[2] not in known
     ]
     assert unknown == []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from envsdk.base.processes.attention_kernels import leave_out_cudnn
 from envsdk.engines.embedded import attention, onednn, sampling
 from envsdk.engines.sampling import SamplingParams
+from tests.by_day import examples
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(
@@ -97,7 +98,7 @@ def test_a_decoding_step_attends_where_the_mask_lets_it(with_mask: bool, at_once
     seed=st.integers(0, 100),
 )
 @example(rows=[(0, 1.0, 0.0), (0, 1.0, 0.0), (2, 0.5, 0.0)], likeliest=2, ties=True, seed=18)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(35), deadline=None)
 def test_what_is_left_out_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
     rows: list[tuple[int, float, float]], likeliest: int, ties: bool, seed: int
 ) -> None:

@@ -191,6 +191,7 @@ roles = st.sampled_from(["system", "user", "tool", "assistant"])
 
 @given(said=st.lists(roles, max_size=8), takes_system=st.booleans(), kept=st.integers(0, 8))
 @example(said=["user", "system", "assistant", "system", "tool"], takes_system=False, kept=3)
+@example(said=["user", "assistant", "system", "tool"], takes_system=True, kept=0)
 def test_system_messages_are_kept_where_they_stand_and_never_between_a_call_and_its_result(
     said: list[str], takes_system: bool, kept: int
 ) -> None:

@@ -21,6 +21,7 @@ from envsdk.engines.endpoint.sampling import SamplingRules
 from envsdk.engines.endpoint.sessions import Session, SessionBook
 from envsdk.engines.endpoint.wire import ChatFields, read_chat
 from envsdk.engines.proxy import InferenceProxy
+from tests.by_day import examples
 from tests.envsdk.engines.endpoint_models import CHATS
 
 CHAT = CHATS["qwen_like_chat"]
@@ -86,7 +87,7 @@ def requests(draw: st.DrawFn) -> tuple[int, int, list[str], bool]:
 
 
 @given(steps=st.lists(st.tuples(requests(), replies), min_size=1, max_size=14), rewards=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_recorded_tokens_are_never_tokenized_again_and_each_is_learned_from_once(
     steps: list[tuple[tuple[int, int, list[str], bool], tuple[str, bool]]], rewards: st.DataObject
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from envsdk.engines.endpoint.reply_text import Detokenizer, ReplyText
 from envsdk.engines.tool_calls.formats import CLOSING, HERMES, OPENING, read_reply
 from envsdk.engines.tool_calls.reading import ToolCall
+from tests.by_day import examples
 from tests.envsdk.engines.endpoint_models import CHATS
 
 
@@ -28,7 +29,7 @@ def some_tokens(data: st.DataObject, kind: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", CHATS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_the_pieces_put_together_are_the_text_of_all_tokens(kind: str, data: st.DataObject) -> None:
     ids, decode = some_tokens(data, kind), CHATS[kind].decode
     detokenizer = Detokenizer(decode)
@@ -57,7 +58,7 @@ def test_a_token_costs_the_same_however_long_the_reply() -> None:
 
 
 @given(data=st.data(), stops=st.lists(st.text("ab c", min_size=1, max_size=3), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_reply_ends_before_its_first_stop_string_with_the_token_that_completes_it(
     data: st.DataObject, stops: list[str]
 ) -> None:

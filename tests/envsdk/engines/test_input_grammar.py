@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from envsdk.engines.tool_calls.input_grammar import MAX_PATTERN_CHARS, Inexpressible, input_pattern
+from tests.by_day import examples
 from tests.envsdk.engines.patch_grammar import PATCH, PATCH_GRAMMAR
 
 END = 256
@@ -59,7 +60,7 @@ def _wider(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.recursive(ATOM, _wider, max_leaves=5), st.text("aBb.c/\n", max_size=4))
 def test_the_expression_of_a_grammar_takes_the_texts_that_the_grammar_takes(body: str, text: str) -> None:
     takes_both(f'start: {body} // or\n\nr: T | "c"\n  | "ab"\nT: "ba"\n%import common.LF\n', text)

@@ -20,6 +20,7 @@ from envsdk.engines.engine import GenerationRequest, GenerationResult, TokenDelt
 from envsdk.engines.proxy import MAX_INTERRUPTIONS, InferenceProxy
 from envsdk.engines.router import Router, RouterConfig
 from envsdk.engines.sampling import OutputStructure, SamplingParams
+from tests.by_day import examples
 
 NUM_PROXIES = 2
 HANG_NOTICED_S = 20.0
@@ -239,7 +240,7 @@ async def happen(pool: Pool, event: tuple[Any, ...]) -> None:
     pool.assert_nobody_waits_while_an_engine_idles()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(events=events, keeps_tokens=st.booleans())
 def test_every_turn_gets_its_one_reply_whatever_happens(
     events: list[tuple[Any, ...]], keeps_tokens: bool

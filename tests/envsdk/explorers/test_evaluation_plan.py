@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.explorers.bench import EvaluationPlan
+from tests.by_day import examples
 
 
 def evaluated(plan: EvaluationPlan, looks: list[int], last: int) -> tuple[list[int], list[int]]:
@@ -46,7 +47,7 @@ def test_a_step_is_evaluated_once() -> None:
     assert not plan.is_due(30, after=30, is_last=True)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     eval_steps=st.integers(1, 12),
     interval=st.integers(1, 5),

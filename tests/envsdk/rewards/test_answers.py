@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.rewards.answers import Extraction, find_answer
+from tests.by_day import examples
 
 
 def answer(response: str, **choices: object) -> str | None:
@@ -135,7 +136,7 @@ def test_nested_braces_end_at_the_limit() -> None:
     assert "longer than 1000" in found.problem
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

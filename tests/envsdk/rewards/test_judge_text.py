@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk.rewards.judge_text import Parse, Question, question, verdict_of
+from tests.by_day import examples
 
 
 def ask(response: str, template: str = "{response}", **values: str) -> Question:
@@ -25,7 +26,7 @@ def read(reply: str, parse: Parse = "yes_no", pattern: str = "", *, cut: bool = 
     )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(35), deadline=None, derandomize=True)
 @given(st.text())
 def test_a_response_cannot_contain_its_fence(response: str) -> None:
     asked = ask(response)

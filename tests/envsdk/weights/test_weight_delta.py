@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from envsdk.contracts.failures import EngineError
 from envsdk.weights.buckets import Bucket, as_bytes, fill_buckets, read_buckets
 from envsdk.weights.delta import WeightBase, decode, encode
+from tests.by_day import examples
 
 BITS = {np.uint8: "uint8", np.uint16: "bfloat16", np.uint32: "float32", np.uint64: "float64"}
 
@@ -59,7 +60,7 @@ def same_bits(ours: Any, theirs: Any) -> bool:
 
 
 @given(history=histories(), capacity=st.integers(64, 4096))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_what_arrives_is_what_was_sent_bit_for_bit(
     history: list[dict[str, np.ndarray]], capacity: int
 ) -> None:

@@ -130,8 +130,7 @@ class BubblewrapBackend:
         )
         (lease.folder / NO_TREE).mkdir(exist_ok=True)
         etc = lease.folder / "etc"
-        if not etc.exists():
-            await in_thread(make_etc, etc)
+        await in_thread(make_etc, etc)
         filters: dict[bool, Path] = {}
         for one_owner in (False, True):
             program = filter_program(platform.machine(), one_owner=one_owner)

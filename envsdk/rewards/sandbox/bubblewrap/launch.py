@@ -57,6 +57,8 @@ _GO = 'cd -- "$1" && export HOME=${HOME-~} && exec bash "$2"'
 """Bash finds the home of a user who was given none."""
 
 RUN = "/run"
+ALTERNATIVES = "/etc/alternatives"
+"""Hundreds of links: shown where they are, and copied only into roots."""
 _IN_MEMORY = ("run", "shm")
 OWN_MOUNTS = ("/dev", "/proc", RUN)
 """Not of the image, even where its root is writable."""
@@ -215,7 +217,7 @@ def _read_only_system(system: System) -> Iterator[str]:
         yield from ("--symlink", target, path)
     for folder in system.hidden:
         yield from ("--tmpfs", folder, "--remount-ro", folder)
-    yield from ("--ro-bind", f"{STAGE}/etc", "/etc")
+    yield from ("--ro-bind", f"{STAGE}/etc", "/etc", "--ro-bind-try", ALTERNATIVES, ALTERNATIVES)
 
 
 def _own_root(command: Command) -> Iterator[str]:

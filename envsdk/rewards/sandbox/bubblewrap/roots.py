@@ -35,7 +35,7 @@ ETC = {
 """Files of a base made of this machine; the rest is as in every sandbox."""
 MACHINE_ETC = (
     *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "login.defs", "protocols", "services"),
-    *("adduser.conf", "pam.d", "skel"),
+    *("adduser.conf", "alternatives", "pam.d", "skel"),
 )
 MAX_LOWER_BYTES = 3500
 """Paths of an overlay's layers: the kernel takes a page of options, which the upper ones share."""

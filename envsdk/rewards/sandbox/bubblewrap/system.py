@@ -22,7 +22,7 @@ ETC = {
 }
 """Files of a sandbox's own `/etc`."""
 
-MACHINE_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
+MACHINE_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
 """What it has of the machine's `/etc`: what programs need to be found and to find their libraries."""
 
 
@@ -69,6 +69,7 @@ def interpreter(executable: Path) -> Interpreter:
 def make_etc(folder: Path) -> None:
     """Lay out a sandbox's `/etc`."""
     folder.mkdir(mode=0o755)
+    (folder / "alternatives").mkdir(mode=0o755)
     for name, content in ETC.items():
         (folder / name).write_text(content)
     copy_of_etc(folder, MACHINE_ETC)
@@ -80,7 +81,7 @@ def copy_of_etc(folder: Path, names: Iterable[str]) -> None:
         source = Path("/etc") / name
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, folder / name, symlinks=True)
+            shutil.copytree(source, folder / name, symlinks=True, dirs_exist_ok=True)
         elif source.is_file():
             shutil.copyfile(source, folder / name)
 

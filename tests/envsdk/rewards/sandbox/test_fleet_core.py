@@ -26,6 +26,7 @@ from envsdk.rewards.sandbox.fleet.parts import (
     Start,
 )
 from envsdk.rewards.sandbox.settings import FleetLimits, HostSettings
+from tests.by_day import examples
 
 
 def fleet(*names: str, places: int = 4, starts_at_once: int = 4, **config: Any) -> FleetCore:
@@ -487,7 +488,7 @@ class AnyEvents(RuleBasedStateMachine):
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestAnyEvents.settings = settings(max_examples=examples(50), stateful_step_count=60, deadline=None)
 
 
 @dataclass
