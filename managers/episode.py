@@ -133,7 +133,7 @@ class Episode:
         details = info.get("details")
         # What the prompts began with, and what is not to be learned, is kept where readers of episodes look.
         added: dict[str, Any] = {"history": self.history} if self.history and not self.turns else {}
-        if added := added | ({} if reply.learned else {"learned": False}):
+        if added := added | ({} if reply.learned else {"reply_learned": False}):
             details = json.dumps(json.loads(details or "{}") | added, ensure_ascii=False)
         self.turns.append(
             Turn(

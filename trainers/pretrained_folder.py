@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -51,7 +52,7 @@ def write_pretrained(
                 if file.is_file() and file.resolve().parent != folder.resolve():
                     shutil.copyfile(file, folder / file.name)
         fsync_tree(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write a model into {folder}: {error}") from error
 
 

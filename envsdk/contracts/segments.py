@@ -141,7 +141,7 @@ def last_segment(segments: Sequence[Segment]) -> Segment:
 
 def is_learned(turn: Turn) -> bool:
     """Whether one may imitate its reply: `Reply.learned`, which the details keep."""
-    return bool(json.loads(turn.details or "{}").get("learned", True))
+    return json.loads(turn.details or "{}").get("reply_learned") is not False
 
 
 def given_and_masked_replies(

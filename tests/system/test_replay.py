@@ -14,6 +14,7 @@ from envsdk.base.store.shards import MANIFEST, Manifest, file_sha256
 from envsdk.base.store.trajectories import read_metadata, read_trajectories, write_trajectories
 from envsdk.collect import collect
 from envsdk.config import find_config
+from envsdk.contracts.segments import is_learned
 from envsdk.contracts.trajectory import Trajectory
 from envsdk.replay import main, replay
 from envsdk.rollouts.datasets.card import CARD
@@ -183,6 +184,9 @@ def test_rewards_that_the_environment_gives_now_are_taken(tmp_path: Path) -> Non
     assert main([str(source), "--rescore", "--out", str(out), "prize=3.5"]) == 0
     assert {t.total_reward for t in episodes_in(source) if t.success} == {1.0}
     assert {t.total_reward for t in episodes_in(out) if t.success} == {3.5}
+    masks = [[[is_learned(turn) for turn in t.turns] for t in episodes_in(each)] for each in (source, out)]
+    assert masks[0] == masks[1]
+    assert not all(map(all, masks[0]))
     assert replay(out).difference is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from envsdk.collect import collect
 from envsdk.config import load_config
 from envsdk.contracts.chat import ChatTokenizer
+from envsdk.contracts.failures import ConfigurationError, StorageError
 from envsdk.evaluate import evaluate
 from envsdk.replay import replay
 from envsdk.sft import main
@@ -48,6 +50,42 @@ def test_the_loss_on_tasks_that_were_not_learned_falls(cloned: Path) -> None:
     assert record["learned"] + record["held_out"] == 120
     assert record["held_out"] > 0
     assert record["cut"] == 0
+
+
+def test_a_data_set_of_random_moves_alone_teaches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collect(GAME, tmp_path / "random", num_episodes=20, epsilon=1.0)
+    assert main(["--data", str(tmp_path / "random"), "--out", str(tmp_path / "out")]) == 2
+    assert "holds no conversation with a reply that can be learned" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_appears_meanwhile_stays_as_it_is(demos: Path, tmp_path: Path) -> None:
+    config = SFTConfig.model_validate({"data": [demos], "out": tmp_path / "out", "epochs": 1, **TINY})
+
+    def write(*_: object) -> None:
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/notes.txt").write_text("mine")
+
+    with pytest.raises(ConfigurationError, match="out is there already"):
+        fine_tune(config, on_epoch=write)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_an_error_of_storage(demos: Path, tmp_path: Path) -> None:
+    config = SFTConfig.model_validate({"data": [demos], "out": tmp_path / "out", "epochs": 0, **TINY})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(*_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+
+    try:
+        with pytest.raises(StorageError, match="cannot write a model into"):
+            fine_tune(config, on_epoch=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_policy_plays_is_collected_from_and_can_be_trained(cloned: Path, tmp_path: Path) -> None:

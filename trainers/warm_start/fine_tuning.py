@@ -26,7 +26,7 @@ from envsdk.base.settings.extras import require
 from envsdk.base.settings.options import Option, Options
 from envsdk.base.settings.precision import DType
 from envsdk.base.settings.validation import validated
-from envsdk.base.store.atomic import make_folder, replaced_folder, write_json_atomically
+from envsdk.base.store.atomic import new_folder, write_json_atomically
 from envsdk.config import EMBEDDED_DEFAULT
 from envsdk.config.reading import Reading
 from envsdk.contracts.failures import ConfigurationError
@@ -135,11 +135,10 @@ def fine_tune(
     if out.exists():
         raise ConfigurationError(f"--out: {out} is there already: choose another folder, or remove it")
     filters = EpisodeFilters(success_only=config.success_only, min_reward=config.min_reward)
-    conversations = list(read_conversations(config.data, filters))
+    conversations = [each for each in read_conversations(config.data, filters) if each.num_learned]
     learned, held_out = split_held_out(conversations, share=config.held_out, seed=config.seed)
     _check_enough(config, learned, held_out)
-    make_folder(out.parent)
-    with replaced_folder(out) as folder, TemporaryDirectory(prefix="envsdk-sft-") as scratch:
+    with new_folder(out) as folder, TemporaryDirectory(prefix="envsdk-sft-") as scratch:
         base, sequence_length = _base_model(config, conversations, Path(scratch) / "base")
         result = _learn(config, base, sequence_length, learned, held_out, folder, on_step, on_epoch)
         record = {
@@ -328,9 +327,7 @@ def _beginning(messages: Sequence[Message]) -> str:
 
 
 def _is_cut(conversation: Conversation, demo: Demonstration) -> bool:
-    num_replies = sum(message["role"] == "assistant" for message in conversation.messages)
-    num_learned = int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1))
-    return num_learned < num_replies - conversation.num_given_replies - len(conversation.masked_replies)
+    return int(np.count_nonzero(np.diff(demo.response_mask, prepend=0) == 1)) < conversation.num_learned
 
 
 def load_sft_config(file: Path | None, values: Mapping[str, Any]) -> SFTConfig:

@@ -31,6 +31,12 @@ class Conversation:
         return self.line.messages
 
     @property
+    def num_learned(self) -> int:
+        """Replies to learn."""
+        num_replies = sum(message["role"] == "assistant" for message in self.messages)
+        return max(0, num_replies - self.num_given_replies - len(self.masked_replies))
+
+    @property
     def task(self) -> str:
         """A digest of everything before the policy's first reply in the episode, equal for equal tasks."""
         messages = self.messages if self.beginning is None else self.beginning

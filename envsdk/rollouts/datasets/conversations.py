@@ -9,7 +9,7 @@ Holds one row group of a file at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +84,38 @@ def _of_file(path: Path) -> Iterator[Conversation]:
     for number, row in enumerate(rows, start=1):
         messages = _checked(row, f"{path}, row {number}")
         if any(message["role"] == "assistant" for message in messages):
-            num_given, masked = row.get(_GIVEN) or 0, row.get(_MASKED) or []
-            if not isinstance(num_given, int):
-                raise ConfigurationError(
-                    f"--data: {path}, row {number}: {_GIVEN} is no number: {num_given!r}"
-                )
-            if not (isinstance(masked, list) and all(isinstance(each, int) for each in masked)):
-                raise ConfigurationError(
-                    f"--data: {path}, row {number}: {_MASKED} is no list of numbers: {masked!r}"
-                )
-            weights = [each.get("weight") for each in row[_COLUMN] if each["role"] == "assistant"]
-            unlearned = [at for at, weight in enumerate(weights) if weight == 0 or at in masked]
+            num_given, masked = _unlearned(row, f"{path}, row {number}")
             system = ""
             if [each["role"] for each in messages[:2]] == ["system", "user"]:
                 system, *messages = messages[0]["content"], *messages[1:]
             yield Conversation(
                 line=Line(system=system, spoken=messages, tools=_tools(row, f"{path}, row {number}")),
                 num_given_replies=num_given,
-                masked_replies=[at for at in unlearned if at >= num_given],
+                masked_replies=masked,
             )
+
+
+def _unlearned(row: Mapping[str, Any], where: str) -> tuple[int, list[int]]:
+    """How many of a row's first replies are not learned, and which of the others."""
+    num_given, masked = row.get(_GIVEN) or 0, row.get(_MASKED)
+    weights = [each.get("weight") for each in row[_COLUMN] if each["role"] == "assistant"]
+    if type(num_given) is not int or num_given < 0:
+        raise ConfigurationError(f"--data: {where}: {_GIVEN} is no number of replies: {num_given!r}")
+    if masked is not None and not (isinstance(masked, list) and all(_is_place(at, weights) for at in masked)):
+        raise ConfigurationError(
+            f"--data: {where}: {_MASKED} must be whole numbers of the row's {len(weights)} replies, from 0, "
+            f"not {masked!r}"
+        )
+    for weight in weights:
+        # Parquet files may have NaN where there is none.
+        if weight not in (None, 0, 1) and weight == weight:
+            raise ConfigurationError(f"--data: {where}: the weight of a message is 0 or 1, not {weight!r}")
+    unlearned = (at for at, weight in enumerate(weights) if weight == 0 or at in (masked or ()))
+    return num_given, [at for at in unlearned if at >= num_given]
+
+
+def _is_place(at: Any, among: Sequence[object]) -> bool:
+    return type(at) is int and 0 <= at < len(among)
 
 
 def _json_rows(path: Path) -> Iterator[Any]:

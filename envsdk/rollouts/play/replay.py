@@ -24,6 +24,7 @@ from envsdk.config.env_arguments import env_config_from
 from envsdk.contracts.failures import Boundary, ConfigurationError, EnvsdkError
 from envsdk.contracts.policy import Policy, Reply, SequenceFull, TurnContext
 from envsdk.contracts.prompts import SUMMARY
+from envsdk.contracts.segments import is_learned
 from envsdk.contracts.trajectory import Outcome, Trajectory, Turn
 from envsdk.rewards.loading import reward_class
 from envsdk.rewards.reward import RewardFunction
@@ -74,6 +75,7 @@ class RecordedPolicy(Policy):
             finish_reason=recorded.finish_reason,
             response_start=recorded.response_start,
             response_end=recorded.response_end,
+            learned=is_learned(recorded),
         )
 
 

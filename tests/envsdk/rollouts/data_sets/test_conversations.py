@@ -163,8 +163,13 @@ def test_tools_of_a_file_that_are_none_are_named(tmp_path: Path, tools: Any, pro
 @pytest.mark.parametrize(
     ("column", "problem"),
     [
-        ({"num_given_replies": "x"}, "row 1: num_given_replies is no number: 'x'"),
-        ({"masked_replies": ["x"]}, r"row 1: masked_replies is no list of numbers: \['x'\]"),
+        ({"num_given_replies": "x"}, "row 1: num_given_replies is no number of replies: 'x'"),
+        ({"num_given_replies": -1}, "row 1: num_given_replies is no number of replies: -1"),
+        ({"masked_replies": ["x"]}, r"row 1: masked_replies must be .* 1 replies, from 0, not \['x'\]"),
+        ({"masked_replies": [1]}, r"masked_replies must be whole numbers of the row's 1 replies"),
+        ({"masked_replies": [True]}, r"masked_replies must be whole numbers of the row's 1 replies"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": "0"}]}, "weight of a message is 0 or 1, not '0'"),
+        ({"messages": [CHAT[0], {**CHAT[1], "weight": 0.5}]}, "weight of a message is 0 or 1, not 0.5"),
     ],
 )
 def test_numbers_of_replies_that_are_none_are_named(
