@@ -9,10 +9,11 @@ import ast
 import contextlib
 import inspect
 import itertools
-import textwrap
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -116,14 +117,33 @@ def _own_fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 def meanings(model: type[BaseModel]) -> Mapping[str, str]:
     """The docstrings of its fields. pydantic would read them whenever a process makes the class."""
-    found = {}
+    found: dict[str, str] = {}
     for each in reversed(model.__mro__):
-        with contextlib.suppress(OSError, TypeError):  # without a source, there are none
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-            for field, below in itertools.pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    found[ast.unparse(field.target)] = " ".join(ast.literal_eval(below.value).split())
+        found |= _docstrings(each.__module__).get(each.__name__, {})
     return found
+
+
+@cache
+def _docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Of the fields of a module's classes; none where there is no source."""
+    try:
+        classes = [
+            each
+            for each in ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
+            if isinstance(each, ast.ClassDef)
+        ]
+    except (OSError, TypeError):
+        return {}
+    return {
+        each.name: {
+            ast.unparse(field.target): " ".join(ast.literal_eval(below.value).split())
+            for field, below in itertools.pairwise(each.body)
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+        }
+        for each in classes
+    }
 
 
 def _line(name: str, info: FieldInfo, meanings: Mapping[str, str]) -> str:
