@@ -125,7 +125,7 @@ def meanings(model: type[BaseModel]) -> Mapping[str, str]:
 
 @cache
 def _docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Of the fields of a module's classes; none where there is no source."""
+    """What the fields of a module's classes mean; nothing where there is no source."""
     try:
         classes = [
             each
