@@ -39,6 +39,11 @@ from envsdk.rollouts.datasets.reading import DataSet, TagRecord
 
 ENTRY_POINT_GROUP = "envsdk.export_formats"
 _ROWS_PER_GROUP = 1024
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+EPISODE_COLUMNS = (
+    *((name, pa.string()) for name in ("tools", "tag", "split")),
+    *(("index", pa.int64()), ("seed", pa.int64()), ("success", pa.bool_()), ("reward", pa.float64())),
+)
 
 
 class ExportFormat(ABC):
@@ -128,6 +133,16 @@ def _write_parquet(
         writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
 
 
+def episode_columns(trajectory: Trajectory) -> dict[str, Any]:
+    """`EPISODE_COLUMNS`, which each of an episode's conversations repeats; `tools` is JSON text."""
+    task = trajectory.task
+    return {
+        "tools": json.dumps(list(trajectory.tools), ensure_ascii=False) if trajectory.tools else None,
+        **{"tag": task.tag, "split": task.split, "index": task.index, "seed": trajectory.seed},
+        **{"success": trajectory.success, "reward": trajectory.total_reward},
+    }
+
+
 class Messages(RowFormat):
     """`{"messages": [...]}` in JSON lines, as TRL's trainers and chat templates read it.
 
@@ -144,18 +159,8 @@ class Messages(RowFormat):
         for segment in trajectory.segments():
             messages = tag.line(trajectory.turns, segment.numbers).messages
             num_given, masked = given_and_masked_replies(messages, segment)
-            yield {
-                "messages": messages,
-                "tools": json.dumps(trajectory.tools, ensure_ascii=False) if trajectory.tools else None,
-                "tag": trajectory.task.tag,
-                "split": trajectory.task.split,
-                "index": trajectory.task.index,
-                "seed": trajectory.seed,
-                "success": trajectory.success,
-                "reward": trajectory.total_reward,
-                "num_given_replies": num_given,
-                "masked_replies": masked,
-            }
+            own = {"num_given_replies": num_given, "masked_replies": masked}
+            yield {"messages": messages, **episode_columns(trajectory), **own}
 
 
 class MessagesParquet(Messages):
@@ -164,14 +169,8 @@ class MessagesParquet(Messages):
     name = "messages-parquet"
     schema = pa.schema(
         [
-            ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-            ("tools", pa.string()),
-            ("tag", pa.string()),
-            ("split", pa.string()),
-            ("index", pa.int64()),
-            ("seed", pa.int64()),
-            ("success", pa.bool_()),
-            ("reward", pa.float64()),
+            ("messages", MESSAGES),
+            *EPISODE_COLUMNS,
             ("num_given_replies", pa.int64()),
             ("masked_replies", pa.list_(pa.int64())),
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -10,7 +9,9 @@ import pyarrow as pa
 
 from envsdk.base.settings.extras import require
 from envsdk.contracts.failures import ConfigurationError
+from envsdk.contracts.segments import given_and_masked_replies
 from envsdk.contracts.trajectory import Trajectory, Turn
+from envsdk.rollouts.datasets.formats import EPISODE_COLUMNS, MESSAGES, episode_columns
 from envsdk.rollouts.results.arrays import segments_of
 
 FrameLibrary = Literal["pandas", "arrow"]
@@ -51,21 +52,13 @@ _TURN: Sequence[tuple[str, pa.DataType, Callable[[Turn], Any]]] = (
     ("follows", pa.int64(), lambda turn: turn.follows),
     ("role", pa.string(), lambda turn: turn.role),
 )
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _ROWS = pa.schema(
     [
-        ("prompt", _MESSAGES),
-        ("completion", _MESSAGES),
-        ("messages", _MESSAGES),
-        ("reward", pa.float64()),
-        ("success", pa.bool_()),
-        ("tag", pa.string()),
-        ("split", pa.string()),
-        ("index", pa.int64()),
-        ("seed", pa.int64()),
+        *((name, MESSAGES) for name in ("prompt", "completion", "messages")),
+        *EPISODE_COLUMNS,
         ("group", pa.int64()),
         ("trajectory_id", pa.string()),
-        ("tools", pa.string()),
+        ("masked_replies", pa.list_(pa.int64())),
     ]
 )
 
@@ -132,15 +125,10 @@ def training_rows(episodes: Sequence[Trajectory], groups: Sequence[int]) -> list
                 "prompt": messages[:first_reply],
                 "completion": messages[first_reply:],
                 "messages": messages,
-                "reward": episode.total_reward,
-                "success": episode.success,
-                "tag": episode.task.tag,
-                "split": episode.task.split,
-                "index": episode.task.index,
-                "seed": episode.seed,
+                **episode_columns(episode),
                 "group": group,
                 "trajectory_id": episode.trajectory_id,
-                "tools": json.dumps(list(episode.tools), ensure_ascii=False) if episode.tools else None,
+                "masked_replies": given_and_masked_replies(messages, segment)[1],
             }
         )
     return rows

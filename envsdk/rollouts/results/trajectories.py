@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from envsdk.contracts.segments import Segment, given_and_masked_replies
 from envsdk.contracts.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -156,11 +157,14 @@ class Trajectories(Sequence[Trajectory]):
         """Each segment as the conversation that the policy saw and wrote: messages of `role` and `content`.
 
         Tool calls and their answers are text in it, as the policy has them. With `tool_calls` those that can
-        be read become `tool_calls` and messages of the role `tool`, as OpenAI's API has them.
+        be read become `tool_calls` and messages of the role `tool`, as OpenAI's API has them. A reply that is
+        not to be learned (`Reply.learned`) has `weight: 0`, as for OpenAI's fine-tuning.
         ConfigurationError for an episode that does not know its prompts.
         """
         conversations: list[list[dict[str, Any]]] = [
-            [*each.to_messages(segment)] for each in self._episodes for segment in each.segments()
+            _weighed(each.to_messages(segment), segment)
+            for each in self._episodes
+            for segment in each.segments()
         ]
         if tool_calls:
             from envsdk.rollouts.datasets.tool_messages import with_tool_calls
@@ -185,8 +189,9 @@ class Trajectories(Sequence[Trajectory]):
 
         `prompt` are the messages up to the first observation, and replies that an earlier row has as its own;
         `completion` are all after them, `messages` both;
-        then `reward`, `success`, `tag`, `split`, `index`, `seed`, `group` (position in `groups`),
-        `trajectory_id`, and `tools` as JSON text where the policy had some.
+        then `tools` as JSON text where the policy had some, `tag`, `split`, `index`, `seed`, `success`,
+        `reward`, `group` (position in `groups`), `trajectory_id`, and `masked_replies`: which replies are
+        not to be learned, by their number in `messages`.
         ConfigurationError when `datasets` is not installed or an episode does not know its prompts.
         """
         from envsdk.rollouts.results.frames import to_dataset
@@ -317,6 +322,14 @@ class Trajectories(Sequence[Trajectory]):
         reason, _ = reasons.most_common(1)[0]
         shown = reason if len(reason) <= _SHOWN_REASON else f"{reason[:_SHOWN_REASON]}..."
         return f"{reasons.total()} ({shown})"
+
+
+def _weighed(messages: Sequence[Mapping[str, str]], segment: Segment) -> list[dict[str, Any]]:
+    conversation: list[dict[str, Any]] = [dict(message) for message in messages]
+    replies = [message for message in conversation if message["role"] == "assistant"]
+    for number in given_and_masked_replies(messages, segment)[1]:
+        replies[number]["weight"] = 0
+    return conversation
 
 
 class Batch(Trajectories):

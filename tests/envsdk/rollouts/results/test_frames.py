@@ -85,6 +85,17 @@ def test_examples_in_the_history_belong_to_the_prompt() -> None:
     assert [message["content"] for message in row["completion"]] == ["a"]
 
 
+def test_a_reply_that_is_not_to_be_learned_says_so() -> None:
+    shown = told('<tool_call>{"name": "look", "arguments": {}}</tool_call>', "b")
+    slip = replace(shown, turns=[replace(shown.turns[0], details='{"reply_learned": false}'), shown.turns[1]])
+    for tool_calls in (False, True):
+        (conversation,) = Trajectories([slip]).to_messages(tool_calls=tool_calls)
+        replies = [each.get("weight") for each in conversation if each["role"] == "assistant"]
+        assert replies == [0, None], tool_calls
+    (row,) = training_rows([slip], [0])
+    assert row["masked_replies"] == [0]
+
+
 def test_messages_of_all_episodes_with_calls_taken_out() -> None:
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     trajectories = Trajectories([told(call, "done"), told("a")])
