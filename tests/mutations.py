@@ -196,10 +196,12 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(f"{each.wing}: {each.what} ({each.file})" for each in planted))
         return 0
     outcomes = try_out(planted, options.jobs)
-    print(f"\n{table(outcomes)}")
-    if not options.only_faults and (said := without_fault(planted)):
-        print(f"tests fail without a fault too: {said}", file=sys.stderr)
-        return 1
+    print(f"\n{table(outcomes)}", flush=True)
+    if not options.only_faults:
+        print("Without a fault all of these tests must pass; they run now, some minutes.", flush=True)
+        if said := without_fault(planted):
+            print(f"tests fail without a fault too: {said}", file=sys.stderr)
+            return 1
     return int(any(each.said != "found" for each in outcomes))
 
 
