@@ -175,22 +175,27 @@ test-docker: install ## Run the tests of real containers with docker; no image i
 	@docker version > /dev/null || { echo "make: docker does not answer: start its service" >&2; exit 1; }
 	ENVSDK_CONTAINERS=docker $(BIN)/python -m pytest -m containers tests/envsdk/rewards/sandbox tests/envs/terminal
 
-# Tests that fail beside others, on a busy machine, run once more alone. What fails again fails the build.
-pytest_twice = $(BIN)/python -m pytest -m "$(1)" --numprocesses $(3) --junitxml build/times/$(2).xml $(4) || { [ $$? = 1 ] && \
-	echo "make: once more, alone: what failed above" && \
-	$(BIN)/python -m pytest -m "$(1)" --last-failed --last-failed-no-failures none; }
+# Tests that fail on a busy machine run once more, one after another. What fails again fails the build. Each part
+# remembers what failed in a folder of its own.
+pytest_twice = $(BIN)/python -m pytest -m "$(1)" -o cache_dir=.pytest_cache/$(2) --numprocesses $(3) --junitxml build/times/$(2).xml $(4) || \
+	{ [ $$? = 1 ] && echo "make: once more, one after another: what failed above" && \
+	$(BIN)/python -m pytest -m "$(1)" -o cache_dir=.pytest_cache/$(2) --last-failed --last-failed-no-failures none; }
 
 .PHONY: test
 test: install ## Set up, lint and run the test suite: what CI runs
 	@$(MAKE) --no-print-directory style
-	@$(MAKE) --no-print-directory --jobs 2 types tests
+	@$(MAKE) --no-print-directory --jobs 3 types unit-tests system-tests
 
-# Three workers on two cores, since tests often wait. Only files with such tests are collected for the system part: the
-# others take each worker longer than to start. Whole runs, tests/system, come first, so that the workers end together.
-.PHONY: tests
-tests:
+# Whole runs, the system part, wait most. So they run beside the others: five workers keep two cores busy to 97%.
+.PHONY: unit-tests
+unit-tests:
 	$(call pytest_twice,not system and not slow and not gpu,unit,3 --dist worksteal)
-	$(call pytest_twice,system and not slow and not gpu,system,3 --dist loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r))
+
+# Only files with such tests are collected: the others take each worker longer than to start. Printed at its end.
+.PHONY: system-tests
+system-tests:
+	@mkdir -p build/times; code=0; { $(call pytest_twice,system and not slow and not gpu,system,2 --dist loadfile --no-loadscope-reorder,$$(grep -rl "mark\.system" tests --include "test_*.py" | sort -r)); } > build/times/system.log 2>&1 || code=$$?; \
+	cat build/times/system.log; exit $$code
 
 .PHONY: test-nightly
 test-nightly: install ## Everything that `make test` leaves out, to its end whatever fails, and one table; hours
