@@ -102,7 +102,7 @@ def _start_here(args: RayArgs) -> None:
     for tries_left in reversed(range(START_TRIES)):
         before = {child.pid for child in psutil.Process().children()}
         try:
-            with _apart_from_signals(), _without_monitors():
+            with _apart_from_signals(), _few_processes(args.include_dashboard):
                 ray.init(
                     address="local",  # else a cluster that somebody runs on this machine would be joined
                     num_cpus=args.num_cpus,
@@ -120,14 +120,16 @@ def _start_here(args: RayArgs) -> None:
 
 
 @contextmanager
-def _without_monitors() -> Iterator[None]:
-    """Start no process that sends logs here, and none that adds nodes: a Ray of one machine needs neither."""
-    params = parameter.RayParams
+def _few_processes(include_dashboard: bool) -> Iterator[None]:
+    """Start none that sends logs here, that adds nodes, or that serves a dashboard nobody asked for."""
+    params, serve = vars(parameter)["RayParams"], vars(services)["start_api_server"]
     vars(parameter)["RayParams"] = functools.partial(params, include_log_monitor="", no_monitor=True)
+    if not include_dashboard:
+        vars(services)["start_api_server"] = lambda *_, **__: ("", None)
     try:
         yield
     finally:
-        vars(parameter)["RayParams"] = params
+        vars(parameter)["RayParams"], vars(services)["start_api_server"] = params, serve
 
 
 @contextmanager
