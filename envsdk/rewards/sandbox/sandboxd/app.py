@@ -156,9 +156,9 @@ async def _write(box: Box, path: str, content: AsyncIterator[bytes]) -> dict[str
     with running.events() as events:
         try:
             async for chunk in content:
-                await running.write(chunk)
-                if running.exited is not None:  # such as at the sandbox's limit on files
-                    break
+                # After its end, such as at the limit on files, too: nobody reads an answer while sending.
+                if running.exited is None:
+                    await running.write(chunk)
         except BaseException:
             await running.end()
             raise
