@@ -127,11 +127,7 @@ def meanings(model: type[BaseModel]) -> Mapping[str, str]:
 def _docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
     """What the fields of a module's classes mean; nothing where there is no source."""
     try:
-        classes = [
-            each
-            for each in ast.walk(ast.parse(inspect.getsource(sys.modules[module])))
-            if isinstance(each, ast.ClassDef)
-        ]
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):
         return {}
     return {
@@ -142,7 +138,8 @@ def _docstrings(module: str) -> Mapping[str, Mapping[str, str]]:
             and isinstance(below, ast.Expr)
             and isinstance(below.value, ast.Constant)
         }
-        for each in classes
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
     }
 
 

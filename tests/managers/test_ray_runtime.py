@@ -115,7 +115,9 @@ def test_a_ray_started_here_listens_on_loopback_alone_joins_no_other_and_takes_i
     with ray_runtime.ray_runtime(RayArgs(num_cpus=1)):
         folder = session_folder()
         assert folder.is_dir()
-        started = ray._private.worker._global_node.all_processes.values()
+        parts = ray._private.worker._global_node.all_processes
+        assert {*parts} == {"gcs_server", "raylet"}, "no dashboard that nobody asked for"
+        started = parts.values()
         # A signal to this process's group, as `timeout` sends it, reaches none of them.
         assert os.getpgrp() not in {os.getpgid(each.process.pid) for kind in started for each in kind}
         assert ray.util.get_node_ip_address() == "127.0.0.1"

@@ -9,7 +9,7 @@ Holds one row group of a file at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,9 @@ def _unlearned(row: Mapping[str, Any], where: str) -> tuple[int, list[int]]:
     weights = [each.get("weight") for each in row[_COLUMN] if each["role"] == "assistant"]
     if type(num_given) is not int or num_given < 0:
         raise ConfigurationError(f"--data: {where}: {_GIVEN} is no number of replies: {num_given!r}")
-    if masked is not None and not (isinstance(masked, list) and all(_is_place(at, weights) for at in masked)):
+    places = range(len(weights))
+    is_list = isinstance(masked, list | None)
+    if not is_list or not all(type(at) is int and at in places for at in masked or ()):
         raise ConfigurationError(
             f"--data: {where}: {_MASKED} must be whole numbers of the row's {len(weights)} replies, from 0, "
             f"not {masked!r}"
@@ -112,10 +114,6 @@ def _unlearned(row: Mapping[str, Any], where: str) -> tuple[int, list[int]]:
             raise ConfigurationError(f"--data: {where}: the weight of a message is 0 or 1, not {weight!r}")
     unlearned = (at for at, weight in enumerate(weights) if weight == 0 or at in (masked or ()))
     return num_given, [at for at in unlearned if at >= num_given]
-
-
-def _is_place(at: Any, among: Sequence[object]) -> bool:
-    return type(at) is int and 0 <= at < len(among)
 
 
 def _json_rows(path: Path) -> Iterator[Any]:

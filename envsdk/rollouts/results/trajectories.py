@@ -191,7 +191,7 @@ class Trajectories(Sequence[Trajectory]):
         `completion` are all after them, `messages` both;
         then `tools` as JSON text where the policy had some, `tag`, `split`, `index`, `seed`, `success`,
         `reward`, `group` (position in `groups`), `trajectory_id`, and `masked_replies`: which replies are
-        not to be learned, by their number in `messages`.
+        not to be learned, by their number among those of `messages`.
         ConfigurationError when `datasets` is not installed or an episode does not know its prompts.
         """
         from envsdk.rollouts.results.frames import to_dataset

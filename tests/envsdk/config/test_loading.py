@@ -63,11 +63,7 @@ def test_a_shipped_example_loads_by_its_bare_name(
     # The programs of a job share a folder.
     name = re.sub("_(trainer|explorer)$", "_job", Path(example).stem)
     assert loaded.config.exp_name == name + "_Claude" * example.endswith("programs.yaml")
-
-
-def test_a_shipped_example_needs_no_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_config("agentic_async").config == load_config("agentic_async.yaml").config
+    assert load_config(Path(example).stem, to_explain=asks_for_more).config == loaded.config
 
 
 def test_the_two_agentic_examples_differ_in_alpha_and_name_alone() -> None:

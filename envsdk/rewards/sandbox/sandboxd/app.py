@@ -156,9 +156,9 @@ async def _write(box: Box, path: str, content: AsyncIterator[bytes]) -> dict[str
     with running.events() as events:
         try:
             async for chunk in content:
-                # After its end, such as at the limit on files, too: nobody reads an answer while sending.
-                if running.exited is None:
-                    await running.write(chunk)
+                await running.write(chunk)
+                if running.exited is not None:  # such as at the sandbox's limit on files
+                    break
         except BaseException:
             await running.end()
             raise
@@ -211,7 +211,9 @@ class SandboxServer:
 
     def __init__(self, settings: ServerSettings, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.boxes = Boxes(settings)
-        self._server = WebServer(App(self.boxes), host=host, port=port, grace_s=GRACE_S)
+        # E2B's SDK keeps idle connections for 300 s, and loses a request that crosses their end.
+        kept = {"grace_s": GRACE_S, "timeout_keep_alive": 310}
+        self._server = WebServer(App(self.boxes), host=host, port=port, **kept)
 
     @property
     def url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -408,6 +409,12 @@ async def test_bodies_that_are_too_long_are_refused(server: SandboxServer, sandb
         assert (await client.post("/v2/sandboxes", content=b" " * (2 << 20))).status_code == 413
     with pytest.raises(NotEnoughSpaceException):
         await sandbox.files.write("big", b"\0" * (257 << 20), gzip=True)
+
+
+async def test_a_client_that_was_busy_for_long_finds_its_connection(sandbox: AsyncSandbox) -> None:
+    await sandbox.files.write("one", "1")
+    time.sleep(5.5)  # noqa: ASYNC251 - the event loop stands still, as when a large file is packed
+    await sandbox.files.write("two", "2")
 
 
 async def test_a_file_over_the_limit_leaves_no_part_of_it(open_sandbox: Open) -> None:
